@@ -1,0 +1,251 @@
+"""What every backend can do, in the words of the lifecycle table. `QueueKit` forwards to it; the pool uses it too.
+
+Scoped reads and drains are abstract: a default that looked at every stream would be quietly wrong. Only the batch
+forms have defaults, because one after the other is slow but right.
+
+Times are ms since the epoch where a name ends in `_ms`, seconds otherwise. `lease`: under the stream's lock the lease
+must be that one's, else `LeaseLost` is raised and nothing changed; without it the caller answers for being alone.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from queuekit.completion import ArtifactRef, Completion, SignalFile
+from queuekit.errors import JobNotFound
+from queuekit.ids import JobID, SessionID
+from queuekit.job import Claimed, Job
+from queuekit.lifecycle import State
+from queuekit.status import ObservationStatus
+
+
+@runtime_checkable
+class Lease(Protocol):
+    """The right to drain one stream, held by one consumer at a time. See `queuekit.lease.DrainLease`."""
+
+    @property
+    def stream(self) -> str:
+        """The stream."""
+
+    @property
+    def owner(self) -> str:
+        """Who this is: `pid-<pid>-<token>`, the same for the life of the object."""
+
+    @property
+    def fence(self) -> int:
+        """The number of this stream's take-overs so far, as counted when this lease was won; 0 before."""
+
+    def try_acquire(self, now: float | None = None) -> bool:
+        """Take it when it is free, stale or already ours; True when it is ours now. `now`: seconds, wall clock."""
+
+    def heartbeat(self, now: float | None = None) -> None:
+        """Renew it; raises `LeaseLost` when it is another's or gone."""
+
+    def is_held_by_other(self, now: float | None = None) -> bool:
+        """Whether somebody else has it and is not stale. Changes nothing."""
+
+    def release(self) -> None:
+        """Give it up, so that a successor starts at once. Does nothing when it is not ours."""
+
+
+class Watcher(Protocol):
+    """Says "look": something may have arrived. Spurious wakes are fine; a missed one is a bug.
+
+    Attached when it is made, so that whatever arrives afterwards is noticed. Wait until `fileno()` is readable or
+    `timeout()` has passed, then call `read()`.
+    """
+
+    @property
+    def kind(self) -> str:
+        """How it notices: `inotify`, `kqueue`, `poll`, …"""
+
+    def fileno(self) -> int:
+        """A descriptor to select on; readable when there is something to read."""
+
+    def timeout(self) -> float | None:
+        """Seconds after which `read()` should be called although nothing was readable; None: never."""
+
+    def read(self) -> tuple[str, ...]:
+        """Take what has happened, without blocking. Names are hints at what arrived; () can mean anything."""
+
+    def check(self) -> bool:
+        """Whether it still watches the right place; it attaches anew (and then answers False: look) when not."""
+
+    def close(self) -> None:
+        """Release its descriptors; any number of times."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many jobs are where. `retrying` and `scheduled` are in later/: after a failure, or put off by a person."""
+
+    pending: int = 0
+    in_flight: int = 0
+    retrying: int = 0
+    scheduled: int = 0
+    next_retry_ms: int | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """What somebody may wait for: pending + in flight + retrying."""
+        return self.pending + self.in_flight + self.retrying
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job as the store has it: for people who look. `retry` tells the two kinds of deferral apart."""
+
+    job: Job
+    state: State
+    due_ms: int | None = None
+    retry: bool = False
+    signal: SignalFile | None = None
+    dossier: Mapping[str, Any] | None = None
+
+
+class QueueBackend(abc.ABC):
+    """A store of jobs. Every method is safe to call from several threads; errors are `QueueError`s."""
+
+    # -- producing
+
+    @abc.abstractmethod
+    def write(self, job: Job, *, due_ms: int | None = None) -> None:
+        """Accept one job; durable when it returns. With `due_ms` it is not claimable before then."""
+
+    def write_batch(self, jobs: Iterable[Job]) -> int:
+        """Accept many; returns how many. A crash or an error may leave a prefix of them accepted."""
+        count = 0
+        for job in jobs:
+            self.write(job)
+            count += 1
+        return count
+
+    # -- consuming
+
+    @abc.abstractmethod
+    def drain_available(
+        self, stream: str | None = None, limit: int | None = None, *, lease: Lease | None = None
+    ) -> list[Claimed]:
+        """Claim what is there, up to `limit` jobs, of one stream or of all; HLC order, one session per call."""
+
+    @abc.abstractmethod
+    def complete(
+        self,
+        job_id: str,
+        status: ObservationStatus | str,
+        artifacts: Sequence[ArtifactRef] = (),
+        *,
+        dossier: Mapping[str, Any] | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        """End a job that is in flight; durable when it returns. Raises `JobNotFound` when it is not in flight."""
+
+    def complete_batch(self, completions: Sequence[Completion], *, lease: Lease | None = None) -> int:
+        """End many; those not in flight are skipped and not counted."""
+        count = 0
+        for each in completions:
+            try:
+                self.complete(each.job_id, each.status, each.artifacts, dossier=each.dossier, lease=lease)
+            except JobNotFound:
+                continue
+            count += 1
+        return count
+
+    @abc.abstractmethod
+    def complete_session(
+        self, session_id: SessionID, status: ObservationStatus | str, *, lease: Lease | None = None
+    ) -> int:
+        """End every job of one drain call that is still in flight; returns how many (0: unknown session)."""
+
+    @abc.abstractmethod
+    def release(self, job_id: str, *, lease: Lease | None = None) -> None:
+        """Give a job back that is in flight, or make a deferred one pending now. Its attempts stay as they are."""
+
+    @abc.abstractmethod
+    def defer(
+        self, job_id: str, due_ms: int, *, error: str = "", crashed: bool = False, lease: Lease | None = None
+    ) -> None:
+        """Put a job in flight off until `due_ms` after a failed run: one attempt more, `error` added to its record."""
+
+    @abc.abstractmethod
+    def reclaim_in_flight(self, stream: str, *, lease: Lease | None = None) -> int:
+        """Make every job of the stream that is in flight pending again, whoever had it; returns how many.
+
+        Only under a lease just won (or when nobody else can be draining): claims of this instance are dropped too.
+        """
+
+    # -- a person's verbs
+
+    @abc.abstractmethod
+    def cancel(self, job_id: str) -> None:
+        """End a pending or deferred job as `blocked` without running it."""
+
+    @abc.abstractmethod
+    def retry(self, job_id: str) -> None:
+        """Make a finished job pending again with its attempts reset."""
+
+    @abc.abstractmethod
+    def prune(self, older_than: float, *, limit: int | None = None) -> int:
+        """Remove the records of jobs that ended more than `older_than` seconds ago; returns how many jobs."""
+
+    # -- reading (nothing is claimed)
+
+    @abc.abstractmethod
+    def tally(self, stream: str | None = None) -> Tally:
+        """How many jobs are where, of one stream or of all."""
+
+    @abc.abstractmethod
+    def pending_count(self, stream: str | None = None) -> int:
+        """How many are pending."""
+
+    @abc.abstractmethod
+    def in_flight_count(self, stream: str | None = None) -> int:
+        """How many are claimed and not ended."""
+
+    @abc.abstractmethod
+    def in_flight(self, stream: str | None = None) -> list[Job]:
+        """The jobs that are claimed and not ended, in HLC order."""
+
+    @abc.abstractmethod
+    def completed(self, stream: str | None = None) -> list[Job]:
+        """The jobs that have ended and are kept, in HLC order."""
+
+    @abc.abstractmethod
+    def signal(self, job_id: str) -> SignalFile | None:
+        """How a job ended; None when it has not (or is not known)."""
+
+    @abc.abstractmethod
+    def look_up(self, job_id: str) -> JobView | None:
+        """One job, wherever it is; None when it is not known."""
+
+    @abc.abstractmethod
+    def streams(self) -> set[str]:
+        """The streams that jobs which have not ended belong to, as far as that can be told cheaply."""
+
+    # -- waking and leases
+
+    @abc.abstractmethod
+    def watcher(self, stream: str | None = None) -> Watcher:
+        """A new watcher of arrivals, attached; close it when done."""
+
+    def hint(self, names: Sequence[str]) -> None:  # noqa: B027  a backend without hints needs none
+        """Pass on what a watcher's `read()` returned; it makes the next drain cheaper, never wrong."""
+
+    @abc.abstractmethod
+    def watch(self, on_wake: Callable[[], None], stop: threading.Event | None = None) -> None:
+        """Call `on_wake` once after attaching and after every arrival until `stop` is set; its errors end the watch."""
+
+    @abc.abstractmethod
+    def lease(self, stream: str, ttl: float = 15.0) -> Lease:
+        """A new lease object for a stream, not yet acquired."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release every descriptor; any number of times. Jobs in flight stay in flight."""
+
+
+__all__ = ["JobID", "JobView", "Lease", "QueueBackend", "Tally", "Watcher"]
