@@ -1,0 +1,122 @@
+"""The names of the maildir: what each folder and file is called, and what a name can tell. No I/O.
+
+A job's file is named `{physical:016d}-{logical:08d}-{node:010d}-{stream}-{id}`. Stream and id may both hold hyphens, so a
+name *suggests* a stream and only the file's content decides; but a name whose part after the stream is exactly a
+32-digit hex id is taken at its word (`is_clear`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from queuekit.errors import InvalidIdentifier
+from queuekit.hlc import sortable_hlc
+from queuekit.ids import check_identifier
+from queuekit.job import Job
+
+TMP, NEW, CUR, DONE, CLAIM, LATER, PRIVATE = "tmp", "new", "cur", "done", "claim", "later", ".workerpool"
+SHARED_FOLDERS = (TMP, NEW, CUR, DONE, CLAIM)
+LEASES, INTENTS, DOSSIERS = f"{PRIVATE}/lease", f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
+
+MAX_JOB_NAME = 222  # a newer port's claim name is 33 bytes longer, and a file name holds 255
+CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
+SIGNAL = ".signal"
+STALE_TMP_SECONDS = 300.0
+
+_SHAPE = re.compile(r"-?\d+--?\d+-\d+-(?P<tail>.+)", re.DOTALL)
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
+_LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.DOTALL)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def job_filename(job: Job) -> str:
+    """The name of the job's file, in every folder that it passes through."""
+    return f"{sortable_hlc(job.submitted_at)}-{job.stream_id}-{job.id}"
+
+
+def check_job_name(job: Job) -> str:
+    """The job's file name; raises `InvalidIdentifier` unless stream, id and the whole may be used on disk."""
+    check_identifier(job.stream_id)
+    check_identifier(job.id)
+    if job.id.endswith(SIGNAL):
+        raise InvalidIdentifier(job.id, f"ends in {SIGNAL}")
+    name = job_filename(job)
+    size = len(name) if name.isascii() else len(name.encode())
+    if size > MAX_JOB_NAME:
+        raise InvalidIdentifier(name, f"the file name would take {size} bytes, {MAX_JOB_NAME} at most")
+    return name
+
+
+def tail(name: str) -> str | None:
+    """The `{stream}-{id}` of a job's file name; None when it has not the shape of one."""
+    match = _SHAPE.fullmatch(name)
+    return match["tail"] if match and not name.endswith(SIGNAL) else None
+
+
+def suggests(name: str, stream: str) -> bool:
+    """Whether the file might hold a job of this stream."""
+    if f"-{stream}-" not in name or name.endswith(SIGNAL):
+        return False
+    rest = tail(name)
+    return rest is None or rest.startswith(f"{stream}-")
+
+
+def is_clear(name: str, stream: str) -> bool:
+    """Whether the name alone says that the job is this stream's: `-{stream}-` and then a 32-digit hex id."""
+    return (
+        len(name) > CLAIM_PREFIX
+        and name.endswith(f"-{stream}{name[-CLAIM_PREFIX:]}")
+        and name[-CLAIM_PREFIX] == "-"
+        and _HEX_ID.fullmatch(name, len(name) - 32) is not None
+        and tail(name) == stream + name[-CLAIM_PREFIX:]
+    )
+
+
+def clear_stream(name: str) -> str | None:
+    """The stream that the name states clearly, None when only the content can tell."""
+    rest = tail(name)
+    if rest is None or len(rest) <= CLAIM_PREFIX or rest[-CLAIM_PREFIX] != "-":
+        return None
+    return rest[:-CLAIM_PREFIX] if _HEX_ID.fullmatch(rest, len(rest) - 32) else None
+
+
+def signal_filename(job_id: str) -> str:
+    """The name of a job's signal in done/."""
+    return job_id + SIGNAL
+
+
+def quarantine_signal_filename(name: str) -> str:
+    """The name of the signal of a file that could not be read: made from its whole name, never from a guessed id."""
+    encoded = name.encode(errors="surrogateescape")
+    if len(encoded) + len(SIGNAL) <= 255:
+        return name + SIGNAL
+    return f"{encoded[:150].decode(errors='surrogateescape')}-{hashlib.sha256(encoded).hexdigest()}{SIGNAL}"
+
+
+def later_filename(name: str, due_ms: int, *, retry: bool) -> str:
+    """The name in later/ of a job that is due at `due_ms`."""
+    return f"{max(due_ms, 0):016d}-{'r' if retry else 's'}-{name}"
+
+
+def split_later(name: str) -> tuple[int, bool, str] | None:
+    """`(due ms, whether it is a retry, job file name)` of a name in later/; None when it has another shape."""
+    match = _LATER.fullmatch(name)
+    return (int(match["due"]), match["kind"] == "r", match["name"]) if match else None
+
+
+def split_claim(name: str) -> str | None:
+    """The job file name inside a newer port's claim name; None when it has another shape."""
+    if len(name) <= CLAIM_PREFIX or name[CLAIM_PREFIX - 1] != "-":
+        return None
+    return name[CLAIM_PREFIX:]
+
+
+def safe_stream(stream: str) -> str:
+    """The stream as lease and lock files are named: ASCII letters, digits, `_` and `-`, everything else `_`."""
+    return _UNSAFE.sub("_", stream)
+
+
+def dossier_filename(job_id: str) -> str:
+    """The name of a job's dossier."""
+    return job_id + ".json"
