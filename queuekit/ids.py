@@ -8,6 +8,7 @@ backend before it touches the disk.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Collection
 
@@ -74,3 +75,11 @@ def check_identifier(id: str) -> None:
         raise InvalidIdentifier(id, "control character")
     if any("\ud800" <= c <= "\udfff" for c in id):
         raise InvalidIdentifier(id, "not valid Unicode")
+
+
+def safe_stream(stream: str) -> str:
+    """The stream as lease and lock files are named: ASCII letters, digits, `_` and `-`, everything else `_`."""
+    return _UNSAFE.sub("_", stream)
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")

@@ -1,7 +1,7 @@
 """The names of the maildir: what each folder and file is called, and what a name can tell. No I/O.
 
-A job's file is named `{physical:016d}-{logical:08d}-{node:010d}-{stream}-{id}`. Stream and id may both hold hyphens, so a
-name *suggests* a stream and only the file's content decides; but a name whose part after the stream is exactly a
+A job's file is named `{physical:016d}-{logical:08d}-{node:010d}-{stream}-{id}`. Stream and id may both hold hyphens,
+so a name *suggests* a stream and only the file's content decides; but a name whose part after the stream is exactly a
 32-digit hex id is taken at its word (`is_clear`).
 """
 
@@ -17,7 +17,7 @@ from queuekit.job import Job
 
 TMP, NEW, CUR, DONE, CLAIM, LATER, PRIVATE = "tmp", "new", "cur", "done", "claim", "later", ".workerpool"
 SHARED_FOLDERS = (TMP, NEW, CUR, DONE, CLAIM)
-LEASES, INTENTS, DOSSIERS = f"{PRIVATE}/lease", f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
+INTENTS, DOSSIERS = f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
 
 MAX_JOB_NAME = 222  # a newer port's claim name is 33 bytes longer, and a file name holds 255
 CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
@@ -27,7 +27,6 @@ STALE_TMP_SECONDS = 300.0
 _SHAPE = re.compile(r"-?\d+--?\d+-\d+-(?P<tail>.+)", re.DOTALL)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.DOTALL)
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def job_filename(job: Job) -> str:
@@ -110,11 +109,6 @@ def split_claim(name: str) -> str | None:
     if len(name) <= CLAIM_PREFIX or name[CLAIM_PREFIX - 1] != "-":
         return None
     return name[CLAIM_PREFIX:]
-
-
-def safe_stream(stream: str) -> str:
-    """The stream as lease and lock files are named: ASCII letters, digits, `_` and `-`, everything else `_`."""
-    return _UNSAFE.sub("_", stream)
 
 
 def dossier_filename(job_id: str) -> str:

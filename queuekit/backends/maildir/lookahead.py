@@ -1,8 +1,8 @@
 """Which pending names are known, oldest first: so that a claim need not list the folder each time. No I/O.
 
 A listing is taken once for the oldest names and kept. Names that a watcher reports afterwards join it, as long as
-nothing older can be missing: when the listing left some out (`more`), a name behind its last one is forgotten again, for
-the next listing will find it. What is here is a hint; whoever claims a name may find it gone.
+nothing older can be missing: when the listing left some out (`more`), a name behind its last one is forgotten again,
+for the next listing will find it. What is here is a hint; whoever claims a name may find it gone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,223 @@
+"""The two file locks that leases and settling stand on. System calls only; who may do what is decided elsewhere.
+
+`StreamLock` is the short one: whoever moves a job of a stream out of cur/, later/ or done/, or touches the stream's
+lease, holds it meanwhile, so that a check and the act that it allows are never apart. Its file is never unlinked.
+
+`AliveFile` is the lifelong one: a lease holder keeps it locked, and the kernel frees it at the holder's death, however
+that comes. Whoever can lock it knows that the holder is dead.
+
+Both are `flock`: it belongs to the open file, so a forked child shares its parent's lock until it closes its copy.
+Every descriptor here is therefore close-on-exec and is closed first thing in a forked child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import fcntl
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+
+from queuekit.errors import BackendUnavailable
+
+PATIENCE_SECONDS = 10.0
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class StreamLock:
+    """Exclusive use of one stream's bookkeeping, between threads and processes of one host. Use with `with`.
+
+    Raises `BackendUnavailable` when it is not free for `patience` seconds (its holder may be stopped) or when its file
+    cannot be opened.
+    """
+
+    def __init__(self, path: str, patience: float = PATIENCE_SECONDS) -> None:
+        self._path = path
+        self._patience = patience
+        self._fd = -1
+        self._threads = threading.Lock()
+        _open_locks.add(self)
+
+    def __enter__(self) -> None:
+        if not self._threads.acquire(timeout=self._patience):
+            raise BackendUnavailable(f"another thread holds {self._path}")
+        try:
+            self._lock_file()
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._threads.release()
+
+    def close(self) -> None:
+        """Close the descriptor; the next use opens it anew."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def forget(self) -> None:
+        """In a forked child: close the copy and forget the parent's threads."""
+        self.close()
+        self._threads = threading.Lock()
+
+    def _lock_file(self) -> None:
+        pause, deadline = 0.0002, 0.0
+        while True:
+            try:
+                if self._fd < 0:
+                    self._fd = os.open(self._path, _OPEN, 0o600)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                deadline = deadline or time.monotonic() + self._patience
+                if time.monotonic() >= deadline:
+                    raise BackendUnavailable(
+                        f"{self._path} is held by another process for {self._patience:.0f} s"
+                    ) from None
+                time.sleep(pause)
+                pause = min(pause * 2, 0.02)
+            except OSError as error:
+                raise BackendUnavailable(f"cannot lock {self._path}: {error.strerror}") from error
+            else:
+                if os.fstat(self._fd).st_nlink:
+                    return
+                self.close()  # the folder was removed under us: lock the file that others see
+
+
+class Life(enum.Enum):
+    """What an alive file tells about its owner."""
+
+    HELD = "held"  # a living process has it locked
+    DEAD = "dead"  # of this boot, and free
+    UNKNOWN = "unknown"  # no such file, or of another boot: nothing can be told
+
+
+class AliveFile:
+    """The proof of life of one lease owner, in the folder of the leases."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._held = False
+
+    def hold(self) -> None:
+        """Lock it until `drop` or death. Objects of one process with the same path share one lock."""
+        if self._held:
+            return
+        with _held_guard:
+            fd, users = _held_alive.get(self._path, (-1, 0))
+            if fd < 0:
+                fd = _lock_current_file(self._path)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{boot_id()}\n{os.getpid()}\n{time.monotonic_ns()}\n".encode(), 0)
+            _held_alive[self._path] = (fd, users + 1)
+        self._held = True
+
+    def drop(self) -> None:
+        """Stop holding it; the last user in this process removes the file."""
+        if not self._held:
+            return
+        self._held = False
+        with _held_guard:
+            fd, users = _held_alive.pop(self._path, (-1, 0))
+            if users > 1:
+                _held_alive[self._path] = (fd, users - 1)
+            elif fd >= 0:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
+                os.close(fd)
+
+
+def life_of(path: str) -> Life:
+    """What the alive file at `path` tells. Whoever calls this holds the stream's lock."""
+    with _try_locked(path) as fd:
+        if fd is None:
+            return Life.UNKNOWN
+        if fd < 0:
+            return Life.HELD
+        recorded = os.pread(fd, 200, 0).decode(errors="replace").split("\n")[0]
+        return Life.DEAD if recorded == boot_id() else Life.UNKNOWN
+
+
+def remove_dead(path: str) -> None:
+    """Unlink an alive file that nobody holds."""
+    with _try_locked(path) as fd:
+        if fd is not None and fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+@functools.cache
+def boot_id() -> str:
+    """A text that is the same until the host restarts."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        import psutil
+
+        return f"boot-{psutil.boot_time():.0f}"
+
+
+@contextlib.contextmanager
+def _try_locked(path: str) -> Iterator[int | None]:
+    """The locked descriptor of an existing file; -1 when somebody holds it, None when there is no such file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.EACCES}:
+            yield None
+            return
+        raise
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        yield -1
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _lock_current_file(path: str) -> int:
+    """Create or open the file at `path` and lock it, so that the locked one is the one at that path."""
+    for _ in range(100):
+        fd = os.open(path, _OPEN, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            time.sleep(0.001)  # somebody looks whether it is held, or removed it as left over: that takes an instant
+        os.close(fd)
+    raise BackendUnavailable(f"cannot lock {path}: it stays in use")
+
+
+def _close_in_child() -> None:
+    for lock in _open_locks:
+        lock.forget()
+    for fd, _ in _held_alive.values():
+        os.close(fd)
+    _held_alive.clear()
+
+
+_open_locks: weakref.WeakSet[StreamLock] = weakref.WeakSet()
+_held_alive: dict[str, tuple[int, int]] = {}
+_held_guard = threading.Lock()
+os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_held_guard.release)
+os.register_at_fork(after_in_child=_close_in_child)
