@@ -96,14 +96,17 @@ class MissionContext:
     @classmethod
     def from_json_object(cls, body: Mapping[str, Any]) -> MissionContext:
         """The inverse; raises `ValueError` naming the key that is missing or of a wrong type."""
+        if not isinstance(body, Mapping):
+            raise ValueError("mission context: must be an object")
         values: dict[str, Any] = {}
         for name, key in _MISSION_KEYS.items():
             if not isinstance(body.get(key), str):
                 raise ValueError(f"mission context: {key} must be a string")
             values[name] = body[key]
-        prior, skills = body.get("priorTrajectoryID"), body.get("inheritedSkills") or []
+        prior, skills = body.get("priorTrajectoryID"), body.get("inheritedSkills")
         if prior is not None and not isinstance(prior, str):
             raise ValueError("mission context: priorTrajectoryID must be a string or absent")
+        skills = [] if skills is None else skills
         if not isinstance(skills, list) or not all(isinstance(skill, str) for skill in skills):
             raise ValueError("mission context: inheritedSkills must be a list of strings")
         return cls(**values, prior_trajectory_id=prior, inherited_skills=tuple(skills))

@@ -19,8 +19,8 @@ class Job:
     """One unit of work. Values are kept as given; a backend checks them on `send`.
 
     `id` and `stream_id`: text that fits into a file name; `submitted_at`: the producer's timestamp; `priority`: an
-    int64 that is carried and never orders anything; `payload`: bytes, never looked into; `extensions`: JSON values by key,
-    carried unchanged (the key `delivery` is reserved).
+    int64 that is carried and never orders anything; `payload`: bytes, never looked into; `extensions`: JSON values by
+    key, carried unchanged (the key `delivery` is reserved).
     """
 
     id: JobID
@@ -31,9 +31,10 @@ class Job:
     extensions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if type(self.id) is not JobID:
+        # Plain text gets its meaning; anything else stays as it is, for `send` to refuse (`str(None)` is no identity).
+        if type(self.id) is not JobID and isinstance(self.id, str):
             object.__setattr__(self, "id", JobID(self.id))
-        if type(self.stream_id) is not StreamID:
+        if type(self.stream_id) is not StreamID and isinstance(self.stream_id, str):
             object.__setattr__(self, "stream_id", StreamID(self.stream_id))
 
 
