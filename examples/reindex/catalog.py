@@ -47,6 +47,11 @@ CREATE TABLE links (document INTEGER NOT NULL, other INTEGER NOT NULL, score INT
 CREATE TABLE birth (generation TEXT NOT NULL, created_ms INTEGER NOT NULL);
 PRAGMA user_version = 1;
 """
+_UPSERT = """
+INSERT INTO documents (path, version, mtime_ns, title) VALUES (?, ?, ?, ?)
+ON CONFLICT (path) DO UPDATE SET version = excluded.version, mtime_ns = excluded.mtime_ns, title = excluded.title
+RETURNING id
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,11 +145,7 @@ class Catalog:
     def put(self, file: SourceFile, document: Document) -> None:
         """Index one version of a file in place of any other."""
         with self._transaction():
-            id = self._value(
-                "INSERT INTO documents (path, version, mtime_ns, title) VALUES (?, ?, ?, ?) ON CONFLICT (path) DO UPDATE"
-                " SET version = excluded.version, mtime_ns = excluded.mtime_ns, title = excluded.title RETURNING id",
-                file.path, file.version, file.mtime_ns, document.title,
-            )  # fmt: skip
+            id = self._value(_UPSERT, file.path, file.version, file.mtime_ns, document.title)
             self._drop_words(id)
             self._db.execute(
                 "INSERT INTO words (rowid, path, title, names, docstrings, text) VALUES (?, ?, ?, ?, ?, ?)",

@@ -31,7 +31,11 @@ HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parents[1] / "config" / "reindex.toml"
 BLOCKED = 6
 LOOK_SECONDS = 0.5
-PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+PASSED_ON: dict[int, int] = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,  # to the pool HUP means reload; here it means that the terminal is gone
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +66,7 @@ def headline(text: str) -> None:
 
 
 def run_pool(config: str, store: str, files: int) -> int:
-    """Run the pool until its queue is empty; returns its exit code, or 128 + the signal that ended it or this program."""
+    """Run the pool until its queue is empty; returns its exit code, or 128 + the signal that ended it or us."""
     workerpool = os.path.join(sysconfig.get_path("scripts"), "workerpool")
     command = [workerpool, "run", config, "--store", store, "--burst"]
     with Passing() as passing:

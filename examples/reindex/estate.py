@@ -1,7 +1,7 @@
 """What belongs to an estate, and what each of its files is called in the queue.
 
-An estate is a directory. Its documents are the regular files below it with one of `SUFFIXES`; hidden folders, caches and
-installed packages are not part of it. Nothing here reads a file's content: a version is told from size and time of
+An estate is a directory. Its documents are the regular files below it with one of `SUFFIXES`; hidden folders, caches
+and installed packages are not part of it. Nothing here reads a file's content: a version is told from size and time of
 change, as `make` does.
 """
 

@@ -17,9 +17,8 @@ from catalog import Catalog, default_path
 from estate import SourceFile, look_at
 from reading import MAX_BYTES, Document, read_document
 
-from queuekit import Job
-
 if TYPE_CHECKING:
+    from queuekit import Job
     from workerpool import JobContext
 
 

@@ -22,8 +22,8 @@ _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """`title`: the first line of what the document says of itself. `names`: what it defines. `docstrings`, `text`: prose.
-    `terms`: what may link it to other documents: `import NAME` and single words, no more than `MAX_TERMS` of these.
+    """`title`: the first line of what the document says of itself. `names`: what it defines. `docstrings`, `text`:
+    prose. `terms`: what may link it to other documents: `import NAME`, and single words, at most `MAX_TERMS` of these.
     """
 
     title: str
@@ -43,7 +43,7 @@ def read_document(data: bytes, *, python: bool) -> Document:
 
 
 def decode(data: bytes, *, python: bool) -> str:
-    """The text in `data`, by its byte order mark or (`python`) coding line, else UTF-8; what does not fit becomes U+FFFD."""
+    """The text in `data`, by byte order mark or (`python`) coding line, else UTF-8; bad bytes become U+FFFD."""
     encoding = "utf-8-sig"
     if python:
         try:
@@ -79,7 +79,7 @@ def _python_document(tree: ast.Module, text: str) -> Document:
 
 def imports(nodes: Iterable[ast.AST]) -> set[str]:
     """The full names of the modules that are imported anywhere in `nodes`; relative ones keep their dots."""
-    found = set()
+    found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -89,7 +89,7 @@ def imports(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def spelled_out(name: str) -> str:
-    """The words that a name is made of: `NamedTemporaryFile` and `named_temporary_file` are found by `temporary file`."""
+    """The words that a name is made of: `NamedTemporaryFile` and `named_temporary_file` can be found by `file`."""
     return " ".join(_PART.findall(name)).lower()
 
 
@@ -102,7 +102,7 @@ def _used_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _word_terms(words: Iterable[str]) -> frozenset[str]:
-    """The words that tell most about a document by itself: long ones, the most used first, ties in alphabetical order."""
+    """The words that tell most about a document by itself: long ones, the most used first, ties by alphabet."""
     counts = collections.Counter(word for word in words if len(word) > 5 and not word.startswith("__"))
     return frozenset(sorted(counts, key=lambda word: (-counts[word], word))[:MAX_TERMS])
 
