@@ -1,0 +1,55 @@
+# make demo | test | torture | lint | wheel | clean
+#
+# Each target makes its own .venv, once: from the hashed lock file, again when that or pyproject.toml changes.
+# PYTHON picks the interpreter that it is made with: make test PYTHON=python3.14
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test torture lint format lock wheel clean
+
+help:  ## these lines
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+$(READY): requirements/dev.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)  ## re-index the standard library through a pool, then search it
+	$(BIN)/python examples/reindex/demo.py
+
+test: $(READY)  ## everything but the long runs
+	$(BIN)/python -m pytest -n 2 -m "not torture"
+
+torture: $(READY)  ## the long runs
+	$(BIN)/python -m pytest -m torture
+
+lint: $(READY)  ## style, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy examples/reindex
+	$(BIN)/lint-imports
+
+format: $(READY)  ## what lint can repair by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:  ## renew requirements/ after a change in pyproject.toml (needs uv)
+	uv pip compile pyproject.toml $(LOCK) -o requirements/run.txt
+	uv pip compile pyproject.toml $(LOCK) --all-extras --group dev -o requirements/dev.txt
+
+LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
+
+wheel: $(READY)  ## dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean:  ## the environment, what was built, and what the demo left
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf examples/reindex/spool examples/reindex/index.db*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
