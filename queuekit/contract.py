@@ -45,6 +45,9 @@ class Lease(Protocol):
     def heartbeat(self, now: float | None = None) -> None:
         """Renew it; raises `LeaseLost` when it is another's or gone."""
 
+    def verify(self) -> None:
+        """Raise `LeaseLost` unless it is ours. A backend calls this while it holds the stream's lock."""
+
     def is_held_by_other(self, now: float | None = None) -> bool:
         """Whether somebody else has it and is not stale. Changes nothing."""
 

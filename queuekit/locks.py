@@ -31,7 +31,8 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class StreamLock:
-    """Exclusive use of one stream's bookkeeping, between threads and processes of one host. Use with `with`.
+    """Exclusive use of one stream's bookkeeping, between threads and processes of one host. Use with `with`;
+    a thread that has it may take it again.
 
     Raises `BackendUnavailable` when it is not free for `patience` seconds (its holder may be stopped) or when its file
     cannot be opened.
@@ -41,14 +42,17 @@ class StreamLock:
         self._path = path
         self._patience = patience
         self._fd = -1
-        self._threads = threading.Lock()
+        self._threads = threading.RLock()
+        self._depth = 0
         _open_locks.add(self)
 
     def __enter__(self) -> None:
         if not self._threads.acquire(timeout=self._patience):
             raise BackendUnavailable(f"another thread holds {self._path}")
         try:
-            self._lock_file()
+            if self._depth == 0:
+                self._lock_file()
+            self._depth += 1
         except BaseException:
             self._threads.release()
             raise
@@ -56,8 +60,10 @@ class StreamLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._depth -= 1
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            if self._depth == 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         finally:
             self._threads.release()
 
@@ -70,7 +76,7 @@ class StreamLock:
     def forget(self) -> None:
         """In a forked child: close the copy and forget the parent's threads."""
         self.close()
-        self._threads = threading.Lock()
+        self._threads, self._depth = threading.RLock(), 0
 
     def _lock_file(self) -> None:
         pause, deadline = 0.0002, 0.0

@@ -24,7 +24,7 @@ CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
 SIGNAL = ".signal"
 STALE_TMP_SECONDS = 300.0
 
-_SHAPE = re.compile(r"-?\d+--?\d+-\d+-(?P<tail>.+)", re.DOTALL)
+_SHAPE = re.compile(r"(?P<physical>-?\d+)--?\d+-\d+-(?P<tail>.+)", re.DOTALL)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.DOTALL)
 
@@ -51,6 +51,12 @@ def tail(name: str) -> str | None:
     """The `{stream}-{id}` of a job's file name; None when it has not the shape of one."""
     match = _SHAPE.fullmatch(name)
     return match["tail"] if match and not name.endswith(SIGNAL) else None
+
+
+def physical_time(name: str) -> int:
+    """The ms since the epoch that a job's file name begins with; 0 when it has not the shape of one."""
+    match = _SHAPE.fullmatch(name)
+    return int(match["physical"]) if match else 0
 
 
 def suggests(name: str, stream: str) -> bool:

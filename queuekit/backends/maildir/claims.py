@@ -1,0 +1,92 @@
+"""What this instance has claimed and not yet settled: a book kept in memory. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable
+
+from queuekit.completion import Completion
+from queuekit.hlc import HLC
+from queuekit.ids import SessionID
+from queuekit.job import Job
+
+
+@dataclasses.dataclass(slots=True)
+class Claim:
+    """One job in cur/ that is ours.
+
+    `receipt`: the ctime of its file when it was claimed without a lease, which every later move changes; `fence`: the
+    number of the take-over under which it was claimed; `job`: kept under a lease only; `reply`: a reply whose last
+    sync failed and its signal's bytes, so that the same one repeated is known for what it is.
+    """
+
+    name: str
+    stream: str
+    job_id: str
+    session: SessionID
+    receipt: int | None
+    fence: int
+    job: Job | None
+    submitted_at: HLC
+    reply: tuple[Completion, bytes] | None = None
+
+
+class Claims:
+    """The book: by job id, by session and by file name. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Claim] = {}
+        self._by_id: dict[str, list[Claim]] = {}
+        self._sessions: dict[SessionID, dict[str, Claim]] = {}
+        self._guard = threading.Lock()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def add(self, claim: Claim) -> None:
+        """Note a fresh claim."""
+        with self._guard:
+            self._by_name[claim.name] = claim
+            self._by_id.setdefault(claim.job_id, []).append(claim)
+            self._sessions.setdefault(claim.session, {})[claim.name] = claim
+
+    def find(self, job_id: str, stream: str | None) -> Claim | None:
+        """The oldest claim of this id (in this stream)."""
+        with self._guard:
+            for claim in self._by_id.get(job_id, ()):
+                if stream is None or claim.stream == stream:
+                    return claim
+            return None
+
+    def of_session(self, session: SessionID) -> list[Claim]:
+        """The claims of one drain call that are not settled."""
+        with self._guard:
+            return list(self._sessions.get(session, {}).values())
+
+    def drop(self, claim: Claim) -> None:
+        """Forget a claim; nothing happens when it is forgotten already."""
+        with self._guard:
+            self._drop(claim)
+
+    def drop_stream(self, stream: str) -> None:
+        """Forget every claim of a stream: its lease is lost, or was won anew."""
+        with self._guard:
+            self._drop_all([claim for claim in self._by_name.values() if claim.stream == stream])
+
+    def _drop_all(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            self._drop(claim)
+
+    def _drop(self, claim: Claim) -> None:
+        if self._by_name.get(claim.name) is not claim:
+            return
+        del self._by_name[claim.name]
+        same_id = self._by_id[claim.job_id]
+        same_id.remove(claim)
+        if not same_id:
+            del self._by_id[claim.job_id]
+        session = self._sessions[claim.session]
+        del session[claim.name]
+        if not session:
+            del self._sessions[claim.session]

@@ -1,0 +1,269 @@
+"""What a person does to jobs that nobody works: cancel, retry, run now, prune; and finishing a retry that was cut off.
+
+All of it happens under the stream's lock, also beside a running pool. A retry is several moves; its intent, the old
+signal kept in `.workerpool/retry/<job file name>`, is written first and removed last, so that whoever finds it can go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from queuekit.backends.maildir import layout
+from queuekit.backends.maildir.mount import Mount, as_write_failed
+from queuekit.backends.maildir.ownership import Ownership
+from queuekit.backends.maildir.settle import Settler
+from queuekit.clock import now_ms
+from queuekit.completion import SignalFile
+from queuekit.contract import Lease
+from queuekit.errors import DecodingFailed, IllegalTransition, JobNotFound
+from queuekit.ids import check_identifier
+from queuekit.job import Delivery, Job
+from queuekit.lifecycle import State, Verb, target
+from queuekit.status import ObservationStatus
+from queuekit.wire import decode_signal, encode_job, encode_signal
+
+_log = logging.getLogger("queuekit.maildir")
+_SIGNAL_BYTES = 2**20
+
+
+class Keeper:
+    """The verbs of people and housekeeping on one mount."""
+
+    def __init__(self, mount: Mount, ownership: Ownership, settler: Settler) -> None:
+        self._mount = mount
+        self._ownership = ownership
+        self._settler = settler
+
+    # -- finding a job
+
+    def locate(self, job_id: str) -> tuple[State, int, str, str] | None:
+        """`(state, folder, file name there, job file name)` of a job, wherever it is; looked for twice (it may move)."""
+        check_identifier(job_id)
+        return self._look_for(job_id) or self._look_for(job_id)
+
+    def _look_for(self, job_id: str) -> tuple[State, int, str, str] | None:
+        mount = self._mount
+        for state, folder in (
+            (State.NEW, mount.new),
+            (State.LATER, mount.later),
+            (State.CUR, mount.claim),
+            (State.CUR, mount.cur),
+            (State.DONE, mount.done),
+        ):
+            for file in sorted(name for name in mount.names(folder) if name.endswith(f"-{job_id}")):
+                name = self._plain(folder, file)
+                if name is None:
+                    continue
+                with contextlib.suppress(DecodingFailed, FileNotFoundError):
+                    if mount.read_job(folder, file, name)[0].id == job_id:
+                        return state, folder, file, name
+        return None
+
+    def _plain(self, folder: int, file: str) -> str | None:
+        if folder == self._mount.later:
+            split = layout.split_later(file)
+            return split[2] if split else None
+        return layout.split_claim(file) if folder == self._mount.claim else file
+
+    def _require(self, job_id: str, verb: Verb) -> tuple[State, int, str, str]:
+        found = self.locate(job_id)
+        if found is None:
+            raise JobNotFound(job_id)
+        target(found[0], verb, job_id)
+        return found
+
+    # -- release of a deferred job
+
+    def run_now(self, job_id: str) -> str:
+        """Make a deferred job pending; returns its name."""
+        _, folder, file, name = self._require(job_id, Verb.RELEASE)
+        mount = self._mount
+        if folder != mount.later:
+            raise IllegalTransition(Verb.RELEASE, State.CUR, job_id)
+        with self._holding(job_id, folder, file, name), as_write_failed(name):
+            self._move_new(folder, file, mount.new, name)
+            mount.sync_folder(mount.new)
+        return name
+
+    # -- cancel
+
+    def cancel(self, job_id: str) -> None:
+        """End a pending or deferred job as `blocked`."""
+        state, folder, file, name = self._require(job_id, Verb.CANCEL)
+        mount = self._mount
+        with self._holding(job_id, folder, file, name), as_write_failed(name):
+            job, _ = mount.read_job(folder, file, name)
+            if self._is_twin(name, job):
+                mount.ops.unlink(folder, file)
+                raise IllegalTransition(Verb.CANCEL, State.DONE, job_id)
+            self._settler.keep_dossier(job_id, {"ended": "cancelled", "was": str(state), "at_ms": now_ms()})
+            signal = SignalFile(
+                job_id=job.id,
+                status=ObservationStatus.BLOCKED,
+                completed_at=mount.clock.receive(job.submitted_at),
+            )
+            staged = mount.stage_all([encode_signal(signal)])[0]
+            try:
+                self._move_new(folder, file, mount.cur, name)
+                mount.ops.move(mount.tmp, staged, mount.done, layout.signal_filename(job_id))
+                mount.ops.move(mount.cur, name, mount.done, name)
+            except BaseException:
+                mount.discard([staged])
+                raise
+            mount.sync_folder(mount.done)
+
+    def _is_twin(self, name: str, job: Job) -> bool:
+        mount = self._mount
+        ended = mount.exists(mount.done, name) and mount.exists(mount.done, layout.signal_filename(job.id))
+        return ended or mount.exists(mount.cur, name)
+
+    # -- retry
+
+    def retry(self, job_id: str) -> str:
+        """Make a finished job pending again with a fresh record; returns its name."""
+        _, folder, file, name = self._require(job_id, Verb.RETRY)
+        mount = self._mount
+        signal = layout.signal_filename(job_id)
+        with self._holding(job_id, folder, file, name), as_write_failed(name):
+            self._close_intent(name, job_id)
+            if not mount.exists(mount.done, signal):
+                raise IllegalTransition(Verb.RETRY, "without a record of its end", job_id)
+            mount.ops.move(mount.done, signal, mount.intents, name)
+            self._resume_retry(name, job_id)
+        return name
+
+    def _resume_retry(self, name: str, job_id: str) -> None:
+        """From the intent to the pending job: every step may find itself done already."""
+        mount = self._mount
+        job, _ = mount.read_job(mount.done, name)
+        staged = mount.stage(encode_job(Delivery().onto(job)), sync=True)
+        mount.ops.move(mount.tmp, staged, mount.done, name)
+        mount.ops.move(mount.done, name, mount.new, name)
+        mount.ops.sync_folder(mount.new)
+        mount.ops.sync_folder(mount.done)
+        self._close_intent(name, job_id)
+
+    def _close_intent(self, name: str, job_id: str) -> None:
+        """Keep the old end in the job's dossier, then remove the intent; nothing happens when there is none."""
+        mount = self._mount
+        try:
+            record, _ = mount.ops.read(mount.intents, name, _SIGNAL_BYTES)
+        except FileNotFoundError:
+            return
+        text = record.decode(errors="backslashreplace")
+        ends = list((self._settler.dossier(job_id) or {}).get("earlier_ends", []))
+        if text not in ends:
+            self._settler.keep_dossier(job_id, {"earlier_ends": [*ends, text]})
+        mount.ops.unlink(mount.intents, name)
+
+    def finish_intents(self, stream: str, lease: Lease | None) -> list[str]:
+        """Go on with retries of this stream that were cut off; returns the names that became pending."""
+        mount = self._mount
+        pending: list[str] = []
+        for name in sorted(mount.names(mount.intents)):
+            if not layout.suggests(name, stream):
+                continue
+            with mount.acting(stream, lease), as_write_failed(name):
+                job_id = self._intended(name, stream)
+                if job_id is None:
+                    continue
+                if mount.exists(mount.done, name) and not mount.exists(mount.done, layout.signal_filename(job_id)):
+                    self._resume_retry(name, job_id)
+                    pending.append(name)
+                else:
+                    self._close_intent(name, job_id)
+        return pending
+
+    def _intended(self, name: str, stream: str) -> str | None:
+        """The job of an intent; None when the intent is gone, or is not this stream's."""
+        mount = self._mount
+        try:
+            record, _ = mount.ops.read(mount.intents, name, _SIGNAL_BYTES)
+            job_id = decode_signal(record).job_id
+        except FileNotFoundError:
+            return None
+        except DecodingFailed:
+            _log.warning("the intent of a retry, %s, cannot be read: it stays as it is", name)
+            return None
+        return job_id if name.endswith(f"-{stream}-{job_id}") else None
+
+    # -- prune
+
+    def prune(self, older_than: float, limit: int | None, stream: str | None, lease: Lease | None) -> int:
+        """Remove the records of jobs that ended more than `older_than` seconds ago, at most `limit`."""
+        mount = self._mount
+        horizon = now_ms() - int(older_than * 1000)
+        pruned = 0
+        for name in self._old_names(horizon, stream):
+            if limit is not None and pruned >= limit:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                pruned += self._prune_one(name, horizon, lease)
+        if pruned:
+            with as_write_failed("done/"):
+                mount.sync_folder(mount.done)
+        return pruned
+
+    def _old_names(self, horizon: int, stream: str | None) -> Iterator[str]:
+        """Names in done/ of jobs sent before the horizon, oldest first: none can have ended before it was sent."""
+        mount = self._mount
+        for name in sorted(mount.names(mount.done)):
+            if name.endswith(layout.SIGNAL) or layout.tail(name) is None:
+                continue
+            if layout.physical_time(name) <= horizon and self._ownership.belongs(mount.done, name, stream):
+                yield name
+
+    def _prune_one(self, name: str, horizon: int, lease: Lease | None) -> bool:
+        mount = self._mount
+        stream = self._ownership.stream_of(mount.done, name)
+        with mount.acting(stream, lease), as_write_failed(name):
+            signal, ended_ms, job_id = self._end_of(name)
+            if ended_ms is not None and ended_ms > horizon:
+                return False
+            if job_id is not None:
+                self._close_intent(name, job_id)
+            if ended_ms is not None:
+                mount.ops.unlink(mount.done, signal)
+            mount.ops.unlink(mount.done, name)
+            if job_id is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    mount.ops.unlink(mount.dossiers, layout.dossier_filename(job_id))
+        return True
+
+    def _end_of(self, name: str) -> tuple[str, int | None, str | None]:
+        """The signal of a file in done/, when it ended (None: no signal) and the job's id (None: quarantined)."""
+        mount = self._mount
+        try:
+            job_id: str | None = mount.read_job(mount.done, name)[0].id
+            signal = layout.signal_filename(job_id or "")
+        except DecodingFailed:
+            job_id, signal = None, layout.quarantine_signal_filename(name)
+        try:
+            data, _ = mount.ops.read(mount.done, signal, _SIGNAL_BYTES)
+            return signal, decode_signal(data).completed_at.physical_time, job_id
+        except FileNotFoundError:
+            return signal, None, job_id
+        except DecodingFailed:
+            return signal, layout.physical_time(name), job_id
+
+    # -- shared
+
+    @contextlib.contextmanager
+    def _holding(self, job_id: str, folder: int, file: str, name: str) -> Iterator[None]:
+        """The lock of the job's stream, with the job still where it was found."""
+        mount = self._mount
+        with mount.lock(self._ownership.stream_of(folder, file, job_name=name)):
+            if not mount.exists(folder, file):
+                raise JobNotFound(job_id, "it has just moved on: look again")
+            yield
+
+    def _move_new(self, source: int, file: str, target_folder: int, name: str) -> None:
+        mount = self._mount
+        try:
+            mount.ops.move_new(source, file, target_folder, name)
+        except NotImplementedError:
+            if mount.exists(target_folder, name):
+                raise FileExistsError(name) from None
+            mount.ops.move(source, file, target_folder, name)
