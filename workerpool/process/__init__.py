@@ -1,0 +1,42 @@
+"""Process mechanism: the one place with fork, wait, process groups, prctl and signal set-up.
+
+Policy (who is started, restarted or killed, and when) is `master/state.py` and `stream/state.py`; here is only how.
+
+| module | gives |
+| --- | --- |
+| `identity` | `start_identity`, `is_running`: telling a process from a later one with the same pid |
+| `parent` | the death signal, the subreaper, `parent_is_alive` |
+| `spawn` | `spawn` and `Child`: fork with signals blocked and a child that starts clean |
+| `reap` | `reap` and `Exit`: who ended, and how |
+| `kill` | `kill_group`, `kill_process`, `kill_strays`: never a stranger |
+| `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
+| `channel` | `Channel`: framed messages between a stream process and its worker |
+"""
+
+from workerpool.process.channel import Channel, ChannelError, Frame, frame_limit
+from workerpool.process.identity import boot_id, is_running, start_identity
+from workerpool.process.kill import kill_group, kill_process, kill_strays
+from workerpool.process.parent import become_subreaper, parent_is_alive
+from workerpool.process.reap import Exit, reap
+from workerpool.process.signals import SignalPipe
+from workerpool.process.spawn import Child, spawn
+
+__all__ = [
+    "Channel",
+    "ChannelError",
+    "Child",
+    "Exit",
+    "Frame",
+    "SignalPipe",
+    "become_subreaper",
+    "boot_id",
+    "frame_limit",
+    "is_running",
+    "kill_group",
+    "kill_process",
+    "kill_strays",
+    "parent_is_alive",
+    "reap",
+    "spawn",
+    "start_identity",
+]

@@ -1,0 +1,529 @@
+"""The board: one mapped file per pool in which every process says what it does, and which anyone may read at no cost.
+
+    board-<pid>-<start>
+    +--------+-------+-------+-----+
+    | header | row 0 | row 1 | …   |      row 0: the master; each stream: 1 + (its most workers) rows in turn,
+    +--------+-------+-------+-----+      the stream's own row first. Who gets which is the master's word.
+
+The file outlives the processes. After a `kill -9` its rows tell which jobs were running: a worker names the job in its
+row *before* the handler starts and takes it back after it ended, with plain stores into shared memory, no system call.
+The master holds a `flock` on the file for its life; a board that can be locked is a dead pool's, and stays readable
+until somebody sweeps it.
+
+Each row has one writer, its owner. A write makes the row's sequence number odd, changes fields, and makes it even
+again; a reader that sees an odd or changed number tries again, and after some tries takes what is there and says `torn`
+(the writer died inside, or was stopped there). The job of a torn row is right all the same: it is the last thing that
+is set at a start (its length in one store) and the first that is cleared at an end.
+
+Numbers are native: a board is read on the machine that wrote it. `monotonic_ns` times are comparable between processes
+of one boot; the header has the boot's id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from queuekit.job import clip
+from workerpool.process.identity import boot_id, is_running, start_identity
+
+MAGIC = b"WPBOARD1"
+HEADER_BYTES = 4096
+ROW_BYTES = 2048
+MAX_BATCH_KNOWN = 64
+"""So many jobs of a running batch can be recognised in a row; the others are not."""
+
+_HEADER = struct.Struct("@8sIIqq64s64sH")  # magic, row size, rows, pid, created ms, start, boot, length of config path
+_MAX_PATH = HEADER_BYTES - _HEADER.size
+_TRIES = 200
+
+
+class Kind(enum.IntEnum):
+    """What a row's owner is. FREE: the row was never taken."""
+
+    FREE = 0
+    MASTER = 1
+    STREAM = 2
+    WORKER = 3
+
+
+class BoardError(Exception):
+    """A file that is not a board of this version. Attributes: `path`, `reason`."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: {reason}")
+
+
+# -- the layout of a row: offsets in bytes; every number is aligned, so each is one store
+
+# the first word is the sequence number
+_JOB_LENGTH = 8  # 0 = nothing runs
+_COUNTERS_AT = {
+    name: 16 + 8 * place
+    for place, name in enumerate(
+        (
+            "since_ns",
+            "since_ms",
+            "progress_done",
+            "progress_total",
+            "batch",
+            "heartbeat_ns",
+            "jobs_done",
+            "jobs_failed",
+            "jobs_retried",
+            "jobs_blocked",
+            "crashes",
+            "restarts",
+            "rss",
+            "max_rss",
+            "kind",
+            "pid",
+            "group",
+            "session",
+        )
+    )
+}
+_TEXTS_AT = {  # name: (offset, room); two bytes of length, then UTF-8
+    "state": (192, 32),
+    "lease": (224, 32),
+    "start": (256, 80),
+    "name": (336, 176),
+    "stream": (512, 226),
+    "job": (738, 226),
+    "error": (964, 512),
+}
+_DIGESTS_AT = ROW_BYTES - 8 * MAX_BATCH_KNOWN
+_WORD = struct.Struct("@q")
+_STARTED = struct.Struct("@qqqqq")  # since_ns … batch, side by side
+_LENGTH = struct.Struct("@H")
+_KEPT = ("jobs_done", "jobs_failed", "jobs_retried", "jobs_blocked", "crashes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RowView:
+    """What a row said at one moment. Times `…_ns` are monotonic, `since_ms` is ms since the epoch; memory is in bytes.
+
+    `job`: the id of the running job (the first of a batch), empty when nothing runs; `batch`: how many run together.
+    `since_…`: when the running job started, else when the last one ended. `torn`: it was read in the middle of a write.
+    """
+
+    index: int
+    torn: bool
+    kind: Kind
+    state: str
+    lease: str
+    start: str
+    name: str
+    stream: str
+    job: str
+    error: str
+    since_ns: int
+    since_ms: int
+    progress_done: int
+    progress_total: int
+    batch: int
+    heartbeat_ns: int
+    jobs_done: int
+    jobs_failed: int
+    jobs_retried: int
+    jobs_blocked: int
+    crashes: int
+    restarts: int
+    rss: int
+    max_rss: int
+    pid: int
+    group: int
+    session: int
+    digests: frozenset[bytes]
+
+    def runs(self, job_id: str) -> bool:
+        """Whether the owner was running this job (alone, or as one of a batch)."""
+        return bool(self.job) and (self.job == job_id or (self.batch > 1 and _digest(job_id) in self.digests))
+
+    def owner_is_running(self) -> bool:
+        """Whether the process that owns the row still runs (looks at the process table)."""
+        return self.kind is not Kind.FREE and is_running(self.pid, self.start)
+
+
+class Row:
+    """A row as its owner writes it. One process has it at a time, one thread writes."""
+
+    def __init__(self, board: Board, index: int) -> None:
+        self.index = index
+        self._map = board.mapping
+        self._base = HEADER_BYTES + index * ROW_BYTES
+        self._job_at = self._base + _TEXTS_AT["job"][0]
+
+    def take(self, *, kind: Kind, stream: str = "", name: str = "", state: str = "starting") -> None:
+        """Become the owner: everything is reset, but the counters of an earlier owner go on, and `restarts` grows."""
+        before = self.view()
+        with self._writing():
+            self._map[self._base + 8 : self._base + ROW_BYTES] = bytes(ROW_BYTES - 8)
+            for counter in _KEPT:
+                self._put(counter, getattr(before, counter))
+            self._put("restarts", before.restarts + (before.kind is not Kind.FREE))
+            self._put("kind", kind)
+            self._put_identity(os.getpid())
+            self._put_text("stream", stream)
+            self._put_text("name", name)
+            self._put_text("state", state)
+            self._put("heartbeat_ns", time.monotonic_ns())
+            self._put_clock()
+
+    def clear(self) -> None:
+        """Give the row back: it reads as free, and its counters are forgotten."""
+        with self._writing():
+            self._map[self._base + 8 : self._base + ROW_BYTES] = bytes(ROW_BYTES - 8)
+
+    def start_job(self, job_id: str, now_ns: int | None = None) -> None:
+        """Say that this job runs from now on; before the handler is called. `now_ns`: monotonic."""
+        data = job_id.encode(errors="replace")[:224]
+        begin = self._job_at + 2
+        self._begin()
+        self._map[begin : begin + len(data)] = data
+        now = time.monotonic_ns() if now_ns is None else now_ns
+        _STARTED.pack_into(self._map, self._base + 16, now, time.time_ns() // 1_000_000, 0, 0, 1)
+        _WORD.pack_into(self._map, self._base + _JOB_LENGTH, len(data))
+        self._finish()
+
+    def start_batch(self, job_ids: Sequence[str], now_ns: int | None = None) -> None:
+        """The same for jobs that run together; the first gives the name."""
+        known = b"".join(map(_digest, job_ids[:MAX_BATCH_KNOWN])).ljust(8 * MAX_BATCH_KNOWN, b"\0")
+        with self._writing():
+            self._map[self._base + _DIGESTS_AT : self._base + ROW_BYTES] = known
+        self.start_job(job_ids[0], now_ns)
+        with self._writing():
+            self._put("batch", len(job_ids))
+
+    def end_job(self, *, done: int = 0, failed: int = 0) -> None:
+        """Say that nothing runs any more, and count what ended."""
+        _WORD.pack_into(self._map, self._base + _JOB_LENGTH, 0)
+        self._begin()
+        self._put_clock()
+        if done:
+            self._put("jobs_done", self._get("jobs_done") + done)
+        if failed:
+            self._put("jobs_failed", self._get("jobs_failed") + failed)
+        self._finish()
+
+    def progress(self, done: int, total: int) -> None:
+        """How far the running job is (any unit)."""
+        with self._writing():
+            self._put("progress_done", _int64(done))
+            self._put("progress_total", _int64(total))
+
+    def beat(self, now_ns: int | None = None) -> None:
+        """A sign of life; monotonic."""
+        self.set(heartbeat_ns=time.monotonic_ns() if now_ns is None else now_ns)
+
+    def set(self, **numbers: int) -> None:
+        """Set numbers by their names in `RowView`, in one write. Raises `KeyError` for an unknown name."""
+        places = [(_COUNTERS_AT[name], value) for name, value in numbers.items()]
+        with self._writing():
+            for place, value in places:
+                _WORD.pack_into(self._map, self._base + place, _int64(value))
+
+    def add(self, **numbers: int) -> None:
+        """Add to numbers by their names in `RowView`, in one write. Raises `KeyError` for an unknown name."""
+        self.set(**{name: self._get(name) + value for name, value in numbers.items()})
+
+    def say(self, **texts: str) -> None:
+        """Set texts (`state`, `lease`, `name`, `stream`, `error`), clipped to their room. `KeyError` if unknown."""
+        for name in texts:
+            _TEXTS_AT[name]
+        with self._writing():
+            for name, text in texts.items():
+                self._put_text(name, text)
+
+    def adopt(self, pid: int, start: str) -> None:
+        """For a parent that takes the row on behalf of a child it just forked."""
+        with self._writing():
+            self._put("pid", pid)
+            self._put_text("start", start)
+
+    def view(self) -> RowView:
+        """What the row says now."""
+        return _view(self._map, self.index)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._begin()
+        try:
+            yield
+        finally:
+            self._finish()
+
+    def _begin(self) -> None:
+        """Odd from here on; it already is when an earlier owner died inside a write."""
+        _WORD.pack_into(self._map, self._base, _WORD.unpack_from(self._map, self._base)[0] | 1)
+
+    def _finish(self) -> None:
+        _WORD.pack_into(self._map, self._base, (_WORD.unpack_from(self._map, self._base)[0] | 1) + 1)
+
+    def _get(self, name: str) -> int:
+        return int(_WORD.unpack_from(self._map, self._base + _COUNTERS_AT[name])[0])
+
+    def _put(self, name: str, value: int) -> None:
+        _WORD.pack_into(self._map, self._base + _COUNTERS_AT[name], value)
+
+    def _put_text(self, name: str, text: str) -> None:
+        offset, room = _TEXTS_AT[name]
+        data = clip(text, room - 2).encode()
+        begin = self._base + offset
+        self._map[begin + 2 : begin + 2 + len(data)] = data
+        _LENGTH.pack_into(self._map, begin, len(data))
+
+    def _put_identity(self, pid: int) -> None:
+        self._put("pid", pid)
+        self._put("group", os.getpgid(pid))
+        self._put("session", os.getsid(pid))
+        self._put_text("start", start_identity(pid) or "")
+
+    def _put_clock(self) -> None:
+        self._put("since_ns", time.monotonic_ns())
+        self._put("since_ms", time.time_ns() // 1_000_000)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BoardHeader:
+    """Whose board it is. `created_ms`: ms since the epoch; `boot`: the id of the boot that its times belong to."""
+
+    pid: int
+    start: str
+    boot: str
+    config: str
+    created_ms: int
+    rows: int
+
+
+class Board:
+    """A mapped board. Make one with `create` (the master) or `attach` (readers)."""
+
+    def __init__(self, path: str, mapping: mmap.mmap, lock_fd: int | None) -> None:
+        self.path = path
+        self.mapping = mapping
+        self._lock_fd = lock_fd
+        self.header = _read_header(path, mapping)
+
+    @classmethod
+    def create(cls, directory: str, rows: int, config: str = "") -> Board:
+        """Make this process's board with `rows` rows and hold its lock until `close` or death.
+
+        `rows` cannot grow later: ask for spare ones. Raises `OSError` when the file cannot be made or has no room.
+        """
+        start = start_identity(os.getpid()) or ""
+        path = os.path.join(directory, f"board-{os.getpid()}-{start.partition('@')[0]}")
+        draft = os.path.join(directory, f".{os.path.basename(path)}")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        lock_fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(lock_fd, 0o600)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            _reserve(lock_fd, HEADER_BYTES + rows * ROW_BYTES)
+            os.pwrite(lock_fd, _encode_header(rows, start, config), 0)
+            mapping = _map(draft, writable=True)
+            os.rename(draft, path)  # it appears locked and whole, so that nobody takes it for a dead one
+        except BaseException:
+            os.close(lock_fd)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+            raise
+        return cls(path, mapping, lock_fd)
+
+    @classmethod
+    def attach(cls, path: str) -> Board:
+        """A board for reading. Raises `BoardError` when it is not one of this version, `OSError` if unreadable."""
+        try:
+            return cls(path, _map(path, writable=False), None)
+        except ValueError as error:
+            raise BoardError(path, f"not a board: {error}") from error
+
+    def row(self, index: int) -> Row:
+        """The row of that number, to write; only its owner may. Raises `IndexError` beyond the last."""
+        if not 0 <= index < self.header.rows:
+            raise IndexError(f"the board has {self.header.rows} rows, not {index + 1}")
+        return Row(self, index)
+
+    def view(self, index: int) -> RowView:
+        """What one row says now. Raises `IndexError` beyond the last."""
+        if not 0 <= index < self.header.rows:
+            raise IndexError(f"the board has {self.header.rows} rows, not {index + 1}")
+        return _view(self.mapping, index)
+
+    def rows(self) -> list[RowView]:
+        """Every row that was ever taken, in order."""
+        return [view for view in (_view(self.mapping, index) for index in range(self.header.rows)) if view.kind]
+
+    def close(self) -> None:
+        """Unmap and unlock it; the file stays."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+        self.mapping.close()
+
+    def remove(self) -> None:
+        """Close it and delete the file: for a pool that ended in order."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self.close()
+
+
+def find_boards(directory: str) -> list[tuple[str, bool]]:
+    """The boards in a directory, oldest first, each with whether its master lives (holds the lock)."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith("board-")]
+    except FileNotFoundError:
+        return []
+    found = [
+        (path, alive) for path in (os.path.join(directory, n) for n in names) if (alive := _locked(path)) is not None
+    ]
+    return sorted(found, key=lambda board: (_created_ms(board[0]), board[0]))
+
+
+def sweep(directory: str, *, keep: Collection[str] = ()) -> list[str]:
+    """Delete dead boards, and drafts of creators that died; returns their paths.
+
+    Kept are the paths in `keep` and boards with a process that still runs. Call it when every stream has charged what
+    the old boards show: after the take-over, not before.
+    """
+    removed = [path for path, alive in find_boards(directory) if not alive and path not in keep and _is_over(path)]
+    drafts = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(".board-")]
+    removed += [path for path in drafts if _locked(path) is False]
+    for path in removed:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return removed
+
+
+# -- below: bytes and system calls
+
+
+def _view(mapping: mmap.mmap, index: int) -> RowView:
+    base = HEADER_BYTES + index * ROW_BYTES
+    torn = True
+    data = b""
+    for _ in range(_TRIES):
+        sequence = _WORD.unpack_from(mapping, base)[0]
+        data = mapping[base : base + ROW_BYTES]
+        if sequence % 2 == 0 and _WORD.unpack_from(mapping, base)[0] == sequence:
+            torn = False
+            break
+    numbers: dict[str, Any] = {name: _WORD.unpack_from(data, place)[0] for name, place in _COUNTERS_AT.items()}
+    texts: dict[str, Any] = {name: _text(data, offset) for name, (offset, _) in _TEXTS_AT.items() if name != "job"}
+    return RowView(
+        index=index,
+        torn=torn,
+        kind=Kind(numbers.pop("kind")),
+        job=_job(data),
+        digests=_digests(data, numbers["batch"]),
+        **texts,
+        **numbers,
+    )
+
+
+def _text(data: bytes, offset: int) -> str:
+    length = _LENGTH.unpack_from(data, offset)[0]
+    return data[offset + 2 : offset + 2 + length].decode(errors="replace")
+
+
+def _job(data: bytes) -> str:
+    begin = _TEXTS_AT["job"][0] + 2
+    return data[begin : begin + _WORD.unpack_from(data, _JOB_LENGTH)[0]].decode(errors="replace")
+
+
+def _digests(data: bytes, batch: int) -> frozenset[bytes]:
+    known = min(batch, MAX_BATCH_KNOWN) if batch > 1 else 0
+    return frozenset(data[_DIGESTS_AT + 8 * place : _DIGESTS_AT + 8 * place + 8] for place in range(known))
+
+
+def _digest(job_id: str) -> bytes:
+    return hashlib.blake2b(job_id.encode(errors="replace"), digest_size=8).digest()
+
+
+def _int64(value: int) -> int:
+    return max(-(2**63), min(2**63 - 1, int(value)))
+
+
+def _encode_header(rows: int, start: str, config: str) -> bytes:
+    path = config.encode(errors="surrogateescape")[:_MAX_PATH]
+    created = time.time_ns() // 1_000_000
+    packed = _HEADER.pack(MAGIC, ROW_BYTES, rows, os.getpid(), created, start.encode(), boot_id().encode(), len(path))
+    return (packed + path).ljust(HEADER_BYTES, b"\0")
+
+
+def _read_header(path: str, mapping: mmap.mmap) -> BoardHeader:
+    if len(mapping) < HEADER_BYTES:
+        raise BoardError(path, "not a board: too short")
+    magic, row_bytes, rows, pid, created, start, boot, length = _HEADER.unpack_from(mapping, 0)
+    if magic != MAGIC or row_bytes != ROW_BYTES or len(mapping) < HEADER_BYTES + rows * ROW_BYTES:
+        raise BoardError(path, "not a board of this version")
+    config = mapping[_HEADER.size : _HEADER.size + length].decode(errors="surrogateescape")
+    return BoardHeader(pid=pid, start=_word(start), boot=_word(boot), config=config, created_ms=created, rows=rows)
+
+
+def _word(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def _map(path: str, *, writable: bool) -> mmap.mmap:
+    """Map the file through a descriptor of its own: a mapping keeps a duplicate, which must not keep the lock alive."""
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Give the file its blocks now: a store into a mapped hole on a full disk would kill the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.truncate(fd, size)
+
+
+def _locked(path: str) -> bool | None:
+    """Whether somebody holds the file's lock; None when it is no regular file of ours to open."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who look do not see each other
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _is_over(path: str) -> bool:
+    """Whether no process of the board still runs; a file that is no board of ours is left alone."""
+    try:
+        board = Board.attach(path)
+    except (BoardError, OSError):
+        return False
+    try:
+        return not any(row.owner_is_running() for row in board.rows())
+    finally:
+        board.close()
+
+
+def _created_ms(path: str) -> int:
+    try:
+        board = Board.attach(path)
+    except (BoardError, OSError):
+        return 0
+    board.close()
+    return board.header.created_ms

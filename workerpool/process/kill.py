@@ -1,0 +1,108 @@
+"""Sending signals, never to a stranger.
+
+Each function names its target by pid *and* start identity (see `identity`), looks first, and does nothing when the pid
+belongs to somebody else by now. While a process group has members the kernel does not hand its number out again, so a
+group whose leader is still there (also as a zombie) is surely the one that is meant.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterator
+
+import psutil
+
+from workerpool.process.identity import start_identity, started_before
+
+_MOST_ROUNDS = 10
+
+
+def kill_process(pid: int, start: str, signal_number: int) -> bool:
+    """Send a signal to one process; False when it is gone, or its pid is another's now, or it may not be signalled."""
+    if pid <= 1 or start_identity(pid) != start:
+        return False
+    try:
+        os.kill(pid, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill_group(pid: int, start: str, signal_number: int, *, session: int | None = None) -> bool:
+    """Send a signal to the process group that `pid` leads; returns whether anybody was signalled.
+
+    With the leader gone its number proves nothing any more. Then only members are signalled that started after it, in
+    the session `session` (None: this process's), under our uid.
+    """
+    if pid <= 1 or pid == os.getpgrp():
+        return False
+    found = start_identity(pid)
+    if found == start:
+        return _killpg(pid, signal_number)
+    if found is not None:
+        return False
+    wanted = os.getsid(0) if session is None else session
+    members = [member for member in _members(pid, wanted) if started_before(start, member[1])]
+    return sum(kill_process(member, member_start, signal_number) for member, member_start in members) > 0
+
+
+def kill_strays(known: Collection[int], signal_number: int = signal.SIGKILL) -> list[int]:
+    """Kill this process's children that are not in `known`, with all their descendants; returns the pids.
+
+    Strays are what a dead worker's handler left outside its process group: a subreaper inherits them. Pass the pids of
+    every child that shall live; descendants of those are not touched.
+    """
+    killed: list[int] = []
+    for _ in range(_MOST_ROUNDS):  # killing a parent hands its children to us: look again
+        strays = [child for child in psutil.Process().children() if child.pid not in known and _lives(child)]
+        if not strays:
+            break
+        for stray in strays:
+            killed += [process.pid for process in [*_descendants(stray), stray] if _send(process, signal_number)]
+        if signal_number != signal.SIGKILL:
+            break
+    return killed
+
+
+def _killpg(group: int, signal_number: int) -> bool:
+    try:
+        os.killpg(group, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _members(group: int, session: int) -> Iterator[tuple[int, str]]:
+    """The processes of `group` in `session` that run under our uid, with their start identities."""
+    for process in psutil.process_iter():
+        try:
+            ours = os.getpgid(process.pid) == group and os.getsid(process.pid) == session
+            if ours and process.uids().real == os.getuid():
+                start = start_identity(process.pid)
+                if start is not None:
+                    yield process.pid, start
+        except (psutil.Error, ProcessLookupError, PermissionError):
+            continue
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _send(process: psutil.Process, signal_number: int) -> bool:
+    try:
+        process.send_signal(signal_number)
+    except psutil.Error:
+        return False
+    return True
