@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import logging
 import math
@@ -62,13 +63,17 @@ _MOST = 2**64 - 1
 
 
 class _Mapped:
-    """The file as this process has it: a descriptor of its own to lock, and the words. Raises `OSError`."""
+    """The file as this process has it: a descriptor of its own to lock, and the words. Raises `OSError`.
+
+    The mapping keeps a descriptor too, and may outlive a fork in a frame that somebody still holds. So it comes from
+    another opening of the file than the lock: closing `descriptor` in a child is all that a child has to do.
+    """
 
     def __init__(self, path: str) -> None:
         self.descriptor = _open(path)
         try:
             _fill(self.descriptor)
-            self.memory = mmap.mmap(self.descriptor, _SIZE, mmap.MAP_SHARED)
+            self.memory = _map(path, self.descriptor)
         except (OSError, ValueError):
             os.close(self.descriptor)
             raise
@@ -119,7 +124,10 @@ class _Mapped:
     def ordered(self) -> list[float]:
         """The samples in ascending order. Also without the lock."""
         filled = min(self.words[_COUNT], CAPACITY)
-        return sorted(ms for ms in self.doubles[_RING : _RING + filled] if 0 <= ms < math.inf)
+        samples = self.doubles[_RING : _RING + filled].tolist()
+        if min(samples, default=0.0) >= 0 and math.isfinite(sum(samples)):
+            return sorted(samples)
+        return sorted(ms for ms in samples if 0 <= ms < math.inf)
 
     # -- the slots
 
@@ -261,10 +269,7 @@ class SharedLatencyWindowBox:
         return self._mapped
 
     def _forked(self) -> None:
-        """In a child: drop what is the parent's, so that its lock ends with it. The first use opens anew.
-
-        The mapping holds a duplicate of the descriptor; it goes with the last reference, which is dropped here.
-        """
+        """In a child: drop what is the parent's, so that its lock ends with it. The first use opens anew."""
         self._mutex = threading.Lock()
         self._alone = QueueLatencyWindowBox()
         self._patience = LOCK_PATIENCE
@@ -284,6 +289,7 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
+@functools.lru_cache(maxsize=SLOTS)
 def _key(stream: str) -> tuple[int, ...]:
     digest = hashlib.sha256(stream.encode("utf-8", "surrogatepass")).digest()
     first, *others = _DIGEST.unpack(digest)
@@ -302,6 +308,16 @@ def _open(path: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _map(path: str, locked: int) -> mmap.mmap:
+    descriptor = _open(path)
+    try:
+        if not os.path.samestat(os.fstat(descriptor), os.fstat(locked)):
+            raise OSError(errno.ESTALE, "replaced while it was opened", path)
+        return mmap.mmap(descriptor, _SIZE, mmap.MAP_SHARED)
+    finally:
+        os.close(descriptor)
 
 
 def _fill(descriptor: int) -> None:
