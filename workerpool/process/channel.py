@@ -60,6 +60,7 @@ class Channel:
         """Takes over `sock` (a connected stream socket). `max_frame`: bytes, header and body together."""
         sock.setblocking(False)
         self.eof = False
+        self._broken = False
         self.max_frame = max_frame
         self._socket = sock
         self._outgoing: deque[bytes | memoryview] = deque()
@@ -109,13 +110,14 @@ class Channel:
                 written = 0
             except (BrokenPipeError, ConnectionResetError):
                 self._outgoing.clear()
+                self._broken = True
                 return
             if written < len(chunk):
                 self._outgoing.appendleft(memoryview(chunk)[written:])
                 return
 
     def flush_blocking(self) -> bool:
-        """Write everything, waiting as long as it takes; returns False when the peer is gone."""
+        """Write everything, waiting as long as it takes; returns False when a write found the peer gone."""
         poller: select.poll | None = None
         while self._outgoing:
             self.flush()
@@ -123,7 +125,7 @@ class Channel:
                 break
             poller = poller or self._poller(select.POLLOUT)
             poller.poll()
-        return not self._peer_gone()
+        return not self._broken
 
     def send_blocking(self, header: Mapping[str, Any], body: bytes = b"") -> bool:
         """`send` and `flush_blocking`."""
@@ -227,7 +229,3 @@ class Channel:
         poller = select.poll()
         poller.register(self._socket, events)
         return poller
-
-    def _peer_gone(self) -> bool:
-        """Whether the other end is closed, as far as it can be seen without reading."""
-        return any(event & (select.POLLHUP | select.POLLERR) for _, event in self._poller(0).poll(0))

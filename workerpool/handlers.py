@@ -1,0 +1,241 @@
+"""Finding the user's handler and calling it.
+
+`load_handler("package.module:callable", path)` imports it with the folders of `path` first, without PYTHONPATH and
+without the current folder unless that is one of them. Importing is executing: every file and folder on the way that
+others may write to is refused before it is touched.
+
+What a handler looks like is read from its signature once: `handle(job)`, `handle(job, ctx)` or `handle(job, *, ctx)`,
+each also as `async def` or as an object with `__call__`. In a stream with batches, `job` is a list of jobs.
+
+Called by workers, by stream processes with `workers = 0`, by `check` and by `replay`; never by the master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from workerpool.errors import PoolError
+from workerpool.outcome import describe_error
+
+
+class HandlerError(PoolError):
+    """A handler cannot be loaded: correct its name or its module. Attributes: `spec`, `reason`."""
+
+    def __init__(self, spec: str, reason: str) -> None:
+        self.spec, self.reason = spec, reason
+        super().__init__(f"handler {spec!r}: {reason}")
+
+
+class SoftTimeout(Exception):
+    """Raised inside a handler that still runs after the stream's soft timeout. Attribute: `seconds`.
+
+    A handler may catch it to clean up; the run counts as failed unless it then returns. Without it the worker is killed
+    at the hard timeout.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"still running after the soft timeout of {seconds:g} s")
+
+
+class Handler:
+    """A loaded handler. `takes_context`, `is_async`: what its signature says."""
+
+    def __init__(self, spec: str, function: Callable[..., Any]) -> None:
+        """Raises `HandlerError` when the signature fits no form."""
+        self.spec = spec
+        self._function = function
+        self._context_name = _context_parameter(spec, function)
+        self.takes_context = self._context_name is not None
+        self.is_async = _is_async(function)
+        self._runner: asyncio.Runner | None = None
+
+    def call(self, argument: object, ctx: object, soft_timeout: float = 0.0) -> object:
+        """Run the handler on a job (or a list of jobs) and return what it returned; raises whatever it raised.
+
+        `soft_timeout`: seconds, 0 = none; of an asynchronous handler only, which is cancelled then and ends with
+        `SoftTimeout`. An asynchronous one runs on an event loop that is kept from call to call.
+        """
+        returned = self._invoke(argument, ctx)
+        if returned is None or not inspect.isawaitable(returned):
+            return returned
+        return self._finish(returned, soft_timeout)
+
+    def close(self) -> None:
+        """End the event loop, if there is one, with the tasks left on it."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def _invoke(self, argument: object, ctx: object) -> object:
+        if self._context_name is None:
+            return self._function(argument)
+        if self._context_name:
+            return self._function(argument, **{self._context_name: ctx})
+        return self._function(argument, ctx)
+
+    def _finish(self, awaitable: Awaitable[object], soft_timeout: float) -> object:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(_within(awaitable, soft_timeout))
+
+
+async def _within(awaitable: Awaitable[object], seconds: float) -> object:
+    if seconds <= 0:
+        return await awaitable
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await awaitable
+    except TimeoutError as error:
+        if limit.expired():
+            raise SoftTimeout(seconds) from error
+        raise
+
+
+def load_handler(spec: str, path: Sequence[str]) -> Handler:
+    """Import `spec`, `"package.module:callable"`, with the folders of `path` first, and look at its signature.
+
+    Raises `HandlerError` saying what is wrong: a malformed spec, a module that is not there or fails at import (with
+    its traceback), no such name in it, something that cannot be called or takes the wrong parameters, or a file or
+    folder that others may write to. Changes `sys.path` of this process.
+    """
+    module_name, colon, attributes = spec.partition(":")
+    if not colon or not all(part.isidentifier() for part in f"{module_name}.{attributes}".split(".")):
+        raise HandlerError(spec, 'must look like "package.module:callable"')
+    folders = [os.path.abspath(folder) for folder in path]
+    for folder in folders:
+        _check_folder(spec, folder)
+    sys.path[:] = [*folders, *_inherited(folders)]
+    importlib.invalidate_caches()
+    found: object = _import(spec, module_name, folders)
+    for name in attributes.split("."):
+        if not hasattr(found, name):
+            raise HandlerError(spec, f"{module_name} has no {name!r}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise HandlerError(spec, f"{attributes} is of type {type(found).__name__}, which cannot be called")
+    return Handler(spec, found)
+
+
+# -- importing
+
+
+def _inherited(folders: Sequence[str]) -> Iterator[str]:
+    """What `sys.path` had, without PYTHONPATH and without the current folder where only its accident put it first."""
+    foreign = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    here = os.getcwd()
+    for place, entry in enumerate(sys.path):
+        accident = not entry or (place == 0 and os.path.abspath(entry) == here)
+        if not accident and os.path.abspath(entry) not in foreign and entry not in folders:
+            yield entry
+
+
+def _import(spec: str, module_name: str, folders: Sequence[str]) -> ModuleType:
+    """Import the packages from the outside in, each looked at before it is executed."""
+    parts = module_name.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        if name not in sys.modules:
+            _check_module(spec, _find(spec, name, folders))
+            _execute(spec, name)
+    return sys.modules[module_name]
+
+
+def _find(spec: str, name: str, folders: Sequence[str]) -> ModuleSpec:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise HandlerError(spec, f"cannot find the module {name}: {error}") from error
+    if found is None:
+        raise HandlerError(spec, f"there is no module {name} in {', '.join(folders) or 'the installed packages'}")
+    return found
+
+
+def _execute(spec: str, name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # SystemExit of a script without a main guard is such a mistake too
+        raise HandlerError(spec, f"importing {name} failed: {describe_error(error)}") from error
+
+
+def _check_module(spec: str, module: ModuleSpec) -> None:
+    files = [file for file in (module.origin, module.cached) if file and os.path.exists(file)]
+    for file in files:
+        _check_unshared(spec, file)
+        _check_folder(spec, os.path.dirname(file))
+    for folder in module.submodule_search_locations or ():
+        _check_folder(spec, folder)
+
+
+def _check_folder(spec: str, folder: str) -> None:
+    if not os.path.isdir(folder):
+        raise HandlerError(spec, f"the folder {folder} is not there")
+    _check_unshared(spec, folder)
+
+
+def _check_unshared(spec: str, path: str) -> None:
+    mode = os.stat(path).st_mode
+    if mode & stat.S_IWOTH and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+        raise HandlerError(spec, f"everybody may write to {path}, so anybody's code would run here: chmod o-w {path}")
+
+
+# -- signatures
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _context_parameter(spec: str, function: Callable[..., Any]) -> str | None:
+    """How the context is passed: None = not at all, "" = as the second argument, else by this keyword."""
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise HandlerError(spec, "it is a generator: its body would never run; use return instead of yield")
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):  # some callables written in C tell nothing
+        return None
+    places = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    named = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
+    _check_parameters(spec, places, named, open_ended)
+    if len(places) > 1 and (_required(places[1]) or places[1].name == "ctx"):
+        return ""
+    if any(parameter.name == "ctx" for parameter in named):
+        return "ctx"
+    return "" if open_ended else None
+
+
+def _check_parameters(
+    spec: str, places: list[inspect.Parameter], named: list[inspect.Parameter], open_ended: bool
+) -> None:
+    if not places and not open_ended:
+        raise HandlerError(spec, "it takes no job: define it as handle(job) or handle(job, ctx)")
+    surplus = [*filter(_required, places[2:]), *(p for p in named if _required(p) and p.name != "ctx")]
+    if surplus:
+        names = ", ".join(parameter.name for parameter in surplus)
+        raise HandlerError(spec, f"it wants {names} beside the job and ctx, and nobody gives it that")
+
+
+def _required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return _is(inspect.iscoroutinefunction, function)
+
+
+def _is(question: Callable[[object], bool], function: Callable[..., Any]) -> bool:
+    """`question` of a function, or of what an object that can be called calls."""
+    return question(function) or question(getattr(function, "__call__", None))  # noqa: B004
+
+
+__all__ = ["Handler", "HandlerError", "SoftTimeout", "load_handler"]

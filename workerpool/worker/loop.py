@@ -1,0 +1,205 @@
+"""The worker process: imports the handler, runs the jobs it is sent one after the other, sends back how they ended.
+
+It holds no queue and no lease, so it cannot settle a job twice or keep one. Its stream process owns it:
+
+* a job is named on the board before its handler starts and taken back when it ended, then its outcome is sent, and only
+  then the next one starts: a worker that dies takes one job (one batch) with it, and the board tells which;
+* SIGTERM only makes `ctx.should_stop` true, SIGINT is ignored; a `stop` frame ends it before its next job; the end of
+  the channel ends it at once, and what it was running has nobody left to hear of it;
+* a handler's time limit is raised inside it (soft); killing at the hard one, and whatever the handler left behind in
+  its process group, are the stream process's affair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import FrameType
+
+from queuekit.errors import DecodingFailed
+from queuekit.wire import decode_job
+from workerpool.board import Kind, Row
+from workerpool.handlers import Handler, HandlerError, load_handler
+from workerpool.outcome import Result, ResultKind
+from workerpool.process.channel import Channel, ChannelError, Frame
+from workerpool.worker.context import Surroundings
+from workerpool.worker.protocol import send_dropped, send_failed, send_out, send_ready
+from workerpool.worker.run import Limits, WorkItem, run_batch, run_job
+
+EXIT_OK = 0
+EXIT_BAD_HANDLER = 78
+"""The handler could not be imported."""
+EXIT_BAD_CHANNEL = 70
+"""The stream process sent something that is not a frame."""
+_MEMORY_EVERY_NS = 250_000_000
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker needs to know. `handler_path`: absolute folders; timeouts in seconds, 0 = none."""
+
+    stream: str
+    name: str
+    handler: str
+    handler_path: tuple[str, ...]
+    batch: bool = False
+    soft_timeout: float = 0.0
+    timeout: float = 0.0
+    max_job_bytes: int = 64 * 2**20
+
+
+def worker_main(channel: Channel, row: Row, settings: WorkerSettings) -> int:
+    """Be a worker until told to stop; returns the exit code. To be the target of `spawn` (main thread of a fork)."""
+    stop = _StopFlag()
+    row.take(kind=Kind.WORKER, stream=settings.stream, name=settings.name)
+    signal.signal(signal.SIGTERM, stop.note)
+    signal.signal(signal.SIGINT, _ignore)
+    os.register_at_fork(after_in_child=lambda: _leave_the_pool(channel))
+    try:
+        handler = load_handler(settings.handler, settings.handler_path)
+    except HandlerError as error:
+        row.say(state="failed", error=error.reason)
+        send_failed(channel, error.reason)
+        channel.flush_blocking()
+        return EXIT_BAD_HANDLER
+    return _Worker(channel, row, settings, handler, stop).serve()
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """A handler and not SIG_IGN, because that would be inherited by the programs that a handler starts."""
+
+
+def _leave_the_pool(channel: Channel) -> None:
+    """In a process that a handler forks: signals as usual, and no way to speak in the worker's name."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    channel.close()
+
+
+class _StopFlag:
+    def __init__(self) -> None:
+        self._noted = False
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        self._noted = True
+
+    def __call__(self) -> bool:
+        return self._noted
+
+
+class _Worker:
+    def __init__(self, channel: Channel, row: Row, settings: WorkerSettings, handler: Handler, stop: _StopFlag) -> None:
+        self._channel = channel
+        self._row = row
+        self._handler = handler
+        self._batch = settings.batch
+        self._limits = Limits(soft=settings.soft_timeout, hard=settings.timeout)
+        self._surroundings = Surroundings(stop=stop, progress=row.progress, max_job_bytes=settings.max_job_bytes)
+        self._queue: deque[Frame] = deque()
+        self._stopping = False
+        self._memory_at = 0
+        self._most_memory = 0
+        self._pid = os.getpid()
+
+    def serve(self) -> int:
+        self._row.say(state="ready")
+        send_ready(self._channel)
+        try:
+            while self._channel.flush_blocking() and self._take_frames():
+                self._run_next()
+        except ChannelError as error:
+            self._row.say(state="failed", error=error.reason)
+            return EXIT_BAD_CHANNEL
+        if not self._channel.eof:
+            self._channel.flush_blocking()
+            self._handler.close()
+        self._row.say(state="ended")
+        return EXIT_OK
+
+    def _take_frames(self) -> bool:
+        """Note what has come, waiting only when there is nothing to run; False: end now."""
+        frames = self._channel.receive() if self._can_run() else self._channel.recv_blocking()
+        for frame in frames:
+            self._note(frame)
+        return not self._stopping and not self._channel.eof
+
+    def _note(self, frame: Frame) -> None:
+        match frame.header.get("t"):
+            case "job":
+                self._queue.append(frame)
+            case "drop":
+                send_dropped(self._channel, [waiting.header["id"] for waiting in self._queue])
+                self._queue.clear()
+            case "stop":
+                self._stopping = True
+            case unknown:
+                raise ChannelError(f"the stream process sent a frame of type {unknown!r}")
+
+    def _can_run(self) -> bool:
+        """A batch starts when all of it has come."""
+        return bool(self._queue) and len(self._queue) >= self._queue[0].header.get("n", 1)
+
+    def _run_next(self) -> None:
+        if not self._can_run():
+            return
+        frames = [self._queue.popleft() for _ in range(self._queue[0].header.get("n", 1))]
+        claims = [claim for frame in frames if (claim := self._read_claim(frame)) is not None]
+        if claims:
+            self._run(claims)
+        self._measure()
+
+    def _read_claim(self, frame: Frame) -> WorkItem | None:
+        """The job in a frame; one that cannot be read has failed already."""
+        header = frame.header
+        try:
+            job = decode_job(frame.body)
+        except DecodingFailed as error:
+            send_out(self._channel, header["id"], Result.failed(f"the worker could not read the job: {error}"))
+            return None
+        return WorkItem(job=job, session=header["s"], attempt=header["a"], fence=header["f"])
+
+    def _run(self, claims: Sequence[WorkItem]) -> None:
+        if self._batch:
+            self._row.start_batch([claim.job.id for claim in claims])
+            results = run_batch(self._handler, claims, self._surroundings, self._limits)
+        else:
+            self._row.start_job(claims[0].job.id)
+            results = [run_job(self._handler, claims[0], self._surroundings, self._limits)]
+        self._end_a_stray_fork()
+        done = sum(result.kind is ResultKind.SUCCESS for result in results)
+        self._row.end_job(done=done, failed=len(results) - done)
+        for claim, result in zip(claims, results, strict=True):
+            send_out(self._channel, claim.job.id, result)
+            if result.error:
+                self._row.say(error=result.error)
+
+    def _end_a_stray_fork(self) -> None:
+        """A handler that forks and lets the child return must not become a second worker on the same row."""
+        if os.getpid() != self._pid:
+            os._exit(EXIT_OK)
+
+    def _measure(self) -> None:
+        """Put the memory on the board, now and then: it costs some system calls."""
+        now = time.monotonic_ns()
+        if now < self._memory_at:
+            return
+        self._memory_at = now + _MEMORY_EVERY_NS
+        rss = resident_bytes()
+        self._most_memory = max(self._most_memory, rss)
+        self._row.set(rss=rss, max_rss=self._most_memory, heartbeat_ns=now)
+
+
+def resident_bytes() -> int:
+    """The memory that this process has resident now, in bytes."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except FileNotFoundError:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,195 @@
+"""What a stream process and its worker say to each other, as frames of a `Channel`.
+
+| frame | way | header | body |
+| --- | --- | --- | --- |
+| job | to the worker | `t=job`, `id`, `s` session, `a` attempt, `f` fence, `n` size of the batch it begins | job JSON |
+| stop | to the worker | `t=stop`: end before the next job | |
+| drop | to the worker | `t=drop`: forget what was not started | |
+| ready | from it | `t=ready`: the handler is imported | |
+| failed | from it | `t=failed`, `error`: it could not be; the worker ends | |
+| sub | from it | `t=sub`, `id`, `sizes`: follow-up jobs of a job, before its out | their JSON, end to end |
+| out | from it | `t=out`, `id`, and `ok` (seconds of a plain success) or `r` (a result) | |
+| dropped | from it | `t=dropped`, `ids` | |
+
+Jobs sent before are queued in the worker and run one after the other, in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from queuekit.status import ObservationStatus
+from workerpool.outcome import Result, ResultKind
+from workerpool.process.channel import Channel, ChannelError, Frame
+
+_SUB_BYTES = 1024 * 1024
+
+
+# -- the stream's end
+
+
+def send_job(
+    channel: Channel, job_id: str, data: bytes, *, session: str, attempt: int, fence: int, together: int = 1
+) -> None:
+    """Queue one job (`data`: its file's bytes). Jobs of a batch follow each other; the first one says how many."""
+    header = {"t": "job", "id": job_id, "s": session, "a": attempt, "f": fence}
+    channel.send({**header, "n": together} if together != 1 else header, data)
+
+
+def send_stop(channel: Channel) -> None:
+    """Queue the wish that the worker ends before its next job, with exit code 0."""
+    channel.send({"t": "stop"})
+
+
+def send_drop(channel: Channel) -> None:
+    """Queue the wish that the worker forgets the jobs it has not started; it answers with `Dropped`."""
+    channel.send({"t": "drop"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has imported its handler and waits for jobs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker cannot import its handler and ends. `error`: why, with the traceback."""
+
+    error: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Out:
+    """How one job's run ended."""
+
+    job_id: str
+    result: Result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dropped:
+    """The jobs that the worker has forgotten: it will not start them."""
+
+    job_ids: tuple[str, ...]
+
+
+Message = Ready | Failed | Out | Dropped
+
+
+class WorkerInbox:
+    """Reads one worker's frames; keeps follow-up jobs until the outcome that they belong to."""
+
+    def __init__(self) -> None:
+        self._submitted: dict[str, list[bytes]] = {}
+
+    def read(self, frames: Iterable[Frame]) -> list[Message]:
+        """The messages in these frames. Raises `ChannelError` for what no worker of ours sends: kill it then."""
+        try:
+            return [message for frame in frames if (message := self._read(frame)) is not None]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ChannelError(f"the worker sent an impossible frame: {type(error).__name__}: {error}") from error
+
+    def _read(self, frame: Frame) -> Message | None:
+        header = frame.header
+        match header["t"]:
+            case "out":
+                return self._read_out(header)
+            case "sub":
+                self._submitted.setdefault(_text(header["id"]), []).extend(_split(frame.body, header["sizes"]))
+                return None
+            case "ready":
+                return Ready()
+            case "failed":
+                return Failed(_text(header["error"]))
+            case "dropped":
+                return Dropped(tuple(map(_text, header["ids"])))
+            case unknown:
+                raise ValueError(f"a frame of type {unknown!r}")
+
+    def _read_out(self, header: dict[str, Any]) -> Out:
+        job_id = _text(header["id"])
+        submitted = tuple(self._submitted.pop(job_id, ()))
+        if "ok" in header:
+            result = _plain_success(float(header["ok"]))
+        else:
+            result = Result.from_dict({**header["r"], "submitted": []})
+        if submitted and result.kind is ResultKind.SUCCESS:
+            result = dataclasses.replace(result, submitted=submitted)
+        return Out(job_id, result)
+
+
+# -- the worker's end
+
+
+def send_ready(channel: Channel) -> None:
+    """Queue `Ready`."""
+    channel.send({"t": "ready"})
+
+
+def send_failed(channel: Channel, error: str) -> None:
+    """Queue `Failed`."""
+    channel.send({"t": "failed", "error": error})
+
+
+def send_dropped(channel: Channel, job_ids: Sequence[str]) -> None:
+    """Queue `Dropped`."""
+    channel.send({"t": "dropped", "ids": list(job_ids)})
+
+
+def send_out(channel: Channel, job_id: str, result: Result) -> None:
+    """Queue `Out`, with its follow-up jobs before it. A result that is too large becomes a failed run that says so."""
+    try:
+        _send_submitted(channel, job_id, result.submitted)
+        _send_result(channel, job_id, result)
+    except ChannelError as error:
+        _send_result(
+            channel, job_id, Result.failed(f"its outcome is too large: {error}", run_seconds=result.run_seconds)
+        )
+
+
+def _send_result(channel: Channel, job_id: str, result: Result) -> None:
+    if result.status is ObservationStatus.DONE and not result.artifacts:
+        channel.send({"t": "out", "id": job_id, "ok": round(result.run_seconds, 6)})
+    else:
+        values = dataclasses.replace(result, submitted=()).to_dict()
+        del values["submitted"]
+        channel.send({"t": "out", "id": job_id, "r": values})
+
+
+def _send_submitted(channel: Channel, job_id: str, jobs: Sequence[bytes]) -> None:
+    for portion in _portions(jobs):
+        channel.send({"t": "sub", "id": job_id, "sizes": list(map(len, portion))}, b"".join(portion))
+
+
+def _portions(jobs: Sequence[bytes]) -> Iterable[list[bytes]]:
+    """The jobs in order, about a MiB at a time; a larger one alone."""
+    portion: list[bytes] = []
+    for job in jobs:
+        if portion and sum(map(len, portion)) + len(job) > _SUB_BYTES:
+            yield portion
+            portion = []
+        portion.append(job)
+    if portion:
+        yield portion
+
+
+def _split(body: bytes, sizes: Sequence[int]) -> list[bytes]:
+    if sum(sizes) != len(body) or any(size < 0 for size in sizes):
+        raise ValueError("sizes that do not add up")
+    jobs, begin = [], 0
+    for size in sizes:
+        jobs.append(body[begin : begin + size])
+        begin += size
+    return jobs
+
+
+def _plain_success(seconds: float) -> Result:
+    return Result(kind=ResultKind.SUCCESS, status=ObservationStatus.DONE, run_seconds=seconds)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text belongs")
+    return value
