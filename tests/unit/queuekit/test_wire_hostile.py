@@ -179,6 +179,10 @@ class TestJobs:
         with pytest.raises(DecodingFailed, match="twice"):
             decode_job(JOB[:-1] + f',"{key}":{JOB_FIELDS[key]}}}'.encode())
 
+    def test_a_byte_order_mark_is_called_by_its_name(self) -> None:
+        with pytest.raises(DecodingFailed, match="byte order mark"):
+            decode_job(b"\xef\xbb\xbf" + JOB)
+
     def test_every_truncation(self) -> None:
         for size in range(len(JOB)):
             with pytest.raises(DecodingFailed):
@@ -282,10 +286,11 @@ class TestDepth:
     def test_brackets_that_do_not_nest_are_read(self, text: str) -> None:
         assert decode_job(with_extensions(text)).extensions == json.loads(text)
 
-    def test_brackets_in_an_endless_string_take_no_endless_time(self) -> None:
+    @pytest.mark.parametrize("end", [b"", b"\\"], ids=["open", "within an escape"])
+    def test_brackets_in_an_endless_string_take_no_endless_time(self, end: bytes) -> None:
         """Searched from each of its quotes anew, this would take minutes; the suite's time limit would end it."""
         with pytest.raises(DecodingFailed):
-            decode_job(b'{"a":"' + rb"\"[" * 400_000)
+            decode_job(b'{"a":"' + rb"\"[" * 400_000 + end)
 
     def test_the_recursion_limit_decides_nothing(self) -> None:
         """With a huge limit the parser would overflow the C stack and kill the process."""
