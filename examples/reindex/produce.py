@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     except QueueError as error:
         print(f"produce: {options.store}: {error}", file=sys.stderr)
         return 3
-    print(f"{files} files in {options.estate}: {sent} jobs sent, {max(0, files - sent)} indexed already")
+    print(f"{files} files in {options.estate}: {sent} jobs sent (what was under way already is not doubled)")
     return 0
 
 
