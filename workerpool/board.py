@@ -103,6 +103,7 @@ _TEXTS_AT = {  # name: (offset, room); two bytes of length, then UTF-8
     "error": (964, 512),
 }
 _DIGESTS_AT = ROW_BYTES - 8 * MAX_BATCH_KNOWN
+_RECALL_AT = _DIGESTS_AT - 8  # written by the worker's stream process, read by the worker
 _WORD = struct.Struct("@q")
 _STARTED = struct.Struct("@qqqqq")  # since_ns … batch, side by side
 _LENGTH = struct.Struct("@H")
@@ -221,6 +222,18 @@ class Row:
         with self._writing():
             self._put("progress_done", _int64(done))
             self._put("progress_total", _int64(total))
+
+    def recall(self, number: int) -> None:
+        """For the stream process: units sent with a number up to this one are not to be started any more.
+
+        One store. It holds for sure for whatever the worker has not started when it is seen, a moment *later*, still in
+        the run that it was in before.
+        """
+        _WORD.pack_into(self._map, self._base + _RECALL_AT, number)
+
+    def recalled(self) -> int:
+        """For the worker: up to which number units were called back."""
+        return int(_WORD.unpack_from(self._map, self._base + _RECALL_AT)[0])
 
     def beat(self, now_ns: int | None = None) -> None:
         """A sign of life; monotonic."""
@@ -381,13 +394,8 @@ class Board:
 
 def find_boards(directory: str) -> list[tuple[str, bool]]:
     """The boards in a directory, oldest first, each with whether its master lives (holds the lock)."""
-    try:
-        names = [name for name in os.listdir(directory) if name.startswith("board-")]
-    except FileNotFoundError:
-        return []
-    found = [
-        (path, alive) for path in (os.path.join(directory, n) for n in names) if (alive := _locked(path)) is not None
-    ]
+    paths = _listed(directory, "board-")
+    found = [(path, alive) for path in paths if (alive := _locked(path)) is not None]
     return sorted(found, key=lambda board: (_created_ms(board[0]), board[0]))
 
 
@@ -398,8 +406,7 @@ def sweep(directory: str, *, keep: Collection[str] = ()) -> list[str]:
     the old boards show: after the take-over, not before.
     """
     removed = [path for path, alive in find_boards(directory) if not alive and path not in keep and _is_over(path)]
-    drafts = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(".board-")]
-    removed += [path for path in drafts if _locked(path) is False]
+    removed += [path for path in _listed(directory, ".board-") if _locked(path) is False]
     for path in removed:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -491,6 +498,13 @@ def _reserve(fd: int, size: int) -> None:
         os.posix_fallocate(fd, 0, size)
     else:
         os.truncate(fd, size)
+
+
+def _listed(directory: str, prefix: str) -> list[str]:
+    try:
+        return [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(prefix)]
+    except FileNotFoundError:
+        return []
 
 
 def _locked(path: str) -> bool | None:
