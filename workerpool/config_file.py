@@ -99,14 +99,15 @@ class _Judge:
 
     def put(self, path: KeyPath, text: str, file: str, key: str) -> None:
         """Set one key from outside the document; `file` and `key` name where it came from."""
-        *tables, last = path
         table = self.values
-        for name in tables:
+        for depth, name in enumerate(path[:-1], start=1):
+            if name not in table:
+                self._places[path[:depth]] = (file, key)
             table[name] = dict(below) if isinstance(below := table.get(name, {}), dict) else below
             if not isinstance(table[name], dict):
                 return  # reported as no table
             table = table[name]
-        table[last] = _coerced(path, text)
+        table[path[-1]] = _coerced(path, text)
         self._places[path] = (file, key)
 
     def is_from_outside(self, path: KeyPath) -> bool:

@@ -36,7 +36,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     line, reached = 1, 0
     for path, at in _Walk(text).run():
         line, reached = line + text.count("\n", reached, at), at
-        for depth in range(1, min(len(path), _DEEPEST) + 1):
+        for depth in range(1, len(path) + 1):
             lines.setdefault(path[:depth], line)
     return lines
 
@@ -78,7 +78,7 @@ class _Walk:
             self.at = match.end()
             if not more:
                 break
-        path = tuple(parts)
+        path = tuple(parts[:_DEEPEST])
         self.found.append((path, start))
         return path
 
