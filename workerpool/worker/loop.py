@@ -132,9 +132,6 @@ class _Worker:
         match frame.header.get("t"):
             case "job":
                 self._queue.append(frame)
-            case "drop":
-                send_dropped(self._channel, [waiting.header["id"] for waiting in self._queue])
-                self._queue.clear()
             case "stop":
                 self._stopping = True
             case unknown:
@@ -148,6 +145,10 @@ class _Worker:
         if not self._can_run():
             return
         frames = [self._queue.popleft() for _ in range(self._queue[0].header.get("n", 1))]
+        number = frames[0].header.get("q", 1)
+        if number <= self._row.recalled():
+            send_dropped(self._channel, number)
+            return
         claims = [claim for frame in frames if (claim := self._read_claim(frame)) is not None]
         if claims:
             self._run(claims)

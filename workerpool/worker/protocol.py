@@ -2,14 +2,13 @@
 
 | frame | way | header | body |
 | --- | --- | --- | --- |
-| job | to the worker | `t=job`, `id`, `s` session, `a` attempt, `f` fence, `n` size of the batch it begins | job JSON |
+| job | to the worker | `t=job`, `id`, `s` session, `a` attempt, `f` fence, `q` unit, `n` size of the batch it begins | job JSON |
 | stop | to the worker | `t=stop`: end before the next job | |
-| drop | to the worker | `t=drop`: forget what was not started | |
 | ready | from it | `t=ready`: the handler is imported | |
 | failed | from it | `t=failed`, `error`: it could not be; the worker ends | |
 | sub | from it | `t=sub`, `id`, `sizes`: follow-up jobs of a job, before its out | their JSON, end to end |
 | out | from it | `t=out`, `id`, and `ok` (seconds of a plain success) or `r` (a result) | |
-| dropped | from it | `t=dropped`, `ids` | |
+| dropped | from it | `t=dropped`, `q`: a unit that was called back and is not started | |
 
 Jobs sent before are queued in the worker and run one after the other, in order.
 """
@@ -31,21 +30,27 @@ _SUB_BYTES = 1024 * 1024
 
 
 def send_job(
-    channel: Channel, job_id: str, data: bytes, *, session: str, attempt: int, fence: int, together: int = 1
+    channel: Channel,
+    job_id: str,
+    data: bytes,
+    *,
+    session: str,
+    attempt: int,
+    fence: int,
+    together: int = 1,
+    number: int = 1,
 ) -> None:
-    """Queue one job (`data`: its file's bytes). Jobs of a batch follow each other; the first one says how many."""
-    header = {"t": "job", "id": job_id, "s": session, "a": attempt, "f": fence}
+    """Queue one job (`data`: its file's bytes). Jobs of a batch follow each other; the first one says how many.
+
+    `number`: of the unit, growing: a worker does not start what `Row.recall` has called back.
+    """
+    header = {"t": "job", "id": job_id, "s": session, "a": attempt, "f": fence, "q": number}
     channel.send({**header, "n": together} if together != 1 else header, data)
 
 
 def send_stop(channel: Channel) -> None:
     """Queue the wish that the worker ends before its next job, with exit code 0."""
     channel.send({"t": "stop"})
-
-
-def send_drop(channel: Channel) -> None:
-    """Queue the wish that the worker forgets the jobs it has not started; it answers with `Dropped`."""
-    channel.send({"t": "drop"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,9 +75,9 @@ class Out:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dropped:
-    """The jobs that the worker has forgotten: it will not start them."""
+    """The worker has found a unit called back and will not start it. `number`: the unit's."""
 
-    job_ids: tuple[str, ...]
+    number: int
 
 
 Message = Ready | Failed | Out | Dropped
@@ -104,7 +109,7 @@ class WorkerInbox:
             case "failed":
                 return Failed(_text(header["error"]))
             case "dropped":
-                return Dropped(tuple(map(_text, header["ids"])))
+                return Dropped(int(header["q"]))
             case unknown:
                 raise ValueError(f"a frame of type {unknown!r}")
 
@@ -133,9 +138,9 @@ def send_failed(channel: Channel, error: str) -> None:
     channel.send({"t": "failed", "error": error})
 
 
-def send_dropped(channel: Channel, job_ids: Sequence[str]) -> None:
+def send_dropped(channel: Channel, number: int) -> None:
     """Queue `Dropped`."""
-    channel.send({"t": "dropped", "ids": list(job_ids)})
+    channel.send({"t": "dropped", "q": number})
 
 
 def send_out(channel: Channel, job_id: str, result: Result) -> None:
