@@ -1,7 +1,8 @@
 """Drain leases: one consumer a stream at a time, on a file that all ports understand.
 
 `<root>/<stream>.drain.lease` holds `<owner>\\n<epoch seconds>` and is replaced as a whole. The holder renews it;
-whoever waits takes it when its time is over. Two more facts make that sound on one host, and other ports do not mind them:
+whoever waits takes it when its time is over. Two more facts make that sound on one host, and other ports do not mind
+them:
 
 * every look and every write happens under the stream's lock (`locks.StreamLock`), so two takers cannot both win, a late
   heartbeat cannot steal a lease back, and a late release cannot remove a successor's;
@@ -215,25 +216,10 @@ class DrainLease:
         return record.owner if record else None
 
     def _read(self) -> bytes | None:
-        """The lease's content; None when absent; a text that no port writes for what is not a small regular file."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            if error.errno in {errno.ELOOP, errno.ENXIO}:
-                return b"not a regular file"
-            raise BackendUnavailable(f"cannot read {self.path}: {error.strerror}") from error
-        try:
-            facts = os.fstat(fd)
-            if not stat.S_ISREG(facts.st_mode):
-                return b"not a regular file"
-            content = os.read(fd, _LARGEST + 1)
-            return content if len(content) <= _LARGEST else f"too large {facts.st_size} {facts.st_mtime_ns}".encode()
+            return _content(self.path)
         except OSError as error:
             raise BackendUnavailable(f"cannot read {self.path}: {error.strerror}") from error
-        finally:
-            os.close(fd)
 
     def _write(self, at: float) -> None:
         temporary = os.path.join(self._directory, f".{self._safe}.drain.lease.tmp.{self.owner}")
@@ -243,32 +229,76 @@ class DrainLease:
         """The next number of this stream's take-overs, durable before the lease is written."""
         path = os.path.join(self._leases, f"{self._safe}.fence")
         try:
-            with open(path, encoding="ascii") as file:
-                last = int(file.read())
-        except FileNotFoundError:
-            last = 0
+            last = int(_content(path) or b"0")
         except ValueError:
             last = int(time.time())  # unreadable: go on above anything that was counted one by one
         _replace(f"{path}.tmp", path, str(last + 1).encode(), sync=True)
         return last + 1
 
     def _remove_left_over_alive_files(self) -> None:
+        """Unlink what dead holders have left that no lease names any more."""
         try:
-            owners = {self.owner}
-            for name in os.listdir(self._directory):
-                if name.endswith(".drain.lease"):
-                    with open(os.path.join(self._directory, name), "rb") as file:
-                        owners.add(file.read(_LARGEST).decode(errors="replace").split("\n")[0])
+            names = os.listdir(self._directory)
+            owners = {self.owner} | {
+                _owner_in(os.path.join(self._directory, name)) for name in names if _is_lease(name)
+            }
             for name in os.listdir(self._leases):
-                if name.endswith(".alive") and name.removesuffix(".alive") not in owners:
-                    remove_dead(os.path.join(self._leases, name))
+                owner = name.removesuffix(".alive")
+                if (
+                    owner != name
+                    and owner not in {self.owner, *owners}
+                    and remove_dead(os.path.join(self._leases, name))
+                ):
+                    for left in (each for each in names if each.endswith(f".drain.lease.tmp.{owner}")):
+                        os.unlink(os.path.join(self._directory, left))
         except OSError as error:  # housekeeping only: the lease is won all the same
             _log.debug("could not tidy %s: %s", self._leases, error)
 
 
+def _is_lease(name: str) -> bool:
+    return name.endswith(".drain.lease") and not name.startswith(".")
+
+
+def _owner_in(path: str) -> str:
+    """The first line of a lease file, whatever the rest is."""
+    return (_content(path) or b"").decode(errors="replace").split("\n")[0]
+
+
+def _content(path: str) -> bytes | None:
+    """A small file's content; None when absent; a text that no port writes for what is not a small regular file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO}:
+            return b"not a regular file"
+        raise
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            return b"not a regular file"
+        content = os.read(fd, _LARGEST + 1)
+        return content if len(content) <= _LARGEST else f"too large {facts.st_size} {facts.st_mtime_ns}".encode()
+    finally:
+        os.close(fd)
+
+
 def _replace(temporary: str, path: str, content: bytes, *, sync: bool = False) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(temporary, flags, 0o600)
+    """Put a new file in place of the one at `path`; with `sync` it survives a power cut."""
+    try:
+        _write_file(temporary, content, sync=sync)
+        _put_in_place(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if sync:
+        _sync_folder(os.path.dirname(path))
+
+
+def _write_file(path: str, content: bytes, *, sync: bool) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         os.fchmod(fd, 0o600)
         if os.write(fd, content) != len(content):
@@ -277,11 +307,22 @@ def _replace(temporary: str, path: str, content: bytes, *, sync: bool = False) -
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _put_in_place(temporary: str, path: str) -> None:
     try:
         os.replace(temporary, path)
     except IsADirectoryError:
         os.rename(path, f"{temporary}.was-a-folder-{time.time_ns()}")  # somebody's folder is in the way: set it aside
         os.replace(temporary, path)
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ class StreamLock:
         self._fd = -1
         self._threads = threading.RLock()
         self._depth = 0
+        self._left = False  # close at the end of the present use
         _open_locks.add(self)
 
     def __enter__(self) -> None:
@@ -64,19 +65,37 @@ class StreamLock:
         try:
             if self._depth == 0:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+                if self._left:
+                    self._close()
         finally:
             self._threads.release()
 
     def close(self) -> None:
-        """Close the descriptor; the next use opens it anew."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the descriptor, after the use that is under way; the next use opens it anew."""
+        if not self._threads.acquire(blocking=False):
+            self._left = True
+            return
+        try:
+            if self._depth:
+                self._left = True
+            else:
+                self._close()
+        finally:
+            self._threads.release()
 
     def forget(self) -> None:
         """In a forked child: close the copy and forget the parent's threads."""
-        self.close()
+        self._close()
         self._threads, self._depth = threading.RLock(), 0
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._left = False
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
     def _lock_file(self) -> None:
         pause, deadline = 0.0002, 0.0
@@ -98,7 +117,7 @@ class StreamLock:
             else:
                 if os.fstat(self._fd).st_nlink:
                     return
-                self.close()  # the folder was removed under us: lock the file that others see
+                self._close()  # the folder was removed under us: lock the file that others see
 
 
 class Life(enum.Enum):
@@ -124,8 +143,7 @@ class AliveFile:
             fd, users = _held_alive.get(self._path, (-1, 0))
             if fd < 0:
                 fd = _lock_current_file(self._path)
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{boot_id()}\n{os.getpid()}\n{time.monotonic_ns()}\n".encode(), 0)
+                _describe(fd)
             _held_alive[self._path] = (fd, users + 1)
         self._held = True
 
@@ -155,12 +173,14 @@ def life_of(path: str) -> Life:
         return Life.DEAD if recorded == boot_id() else Life.UNKNOWN
 
 
-def remove_dead(path: str) -> None:
-    """Unlink an alive file that nobody holds."""
+def remove_dead(path: str) -> bool:
+    """Unlink an alive file if nobody holds it; whether that was so."""
     with _try_locked(path) as fd:
-        if fd is not None and fd >= 0:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        if fd is None or fd < 0:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return True
 
 
 @functools.cache
@@ -189,15 +209,17 @@ def _try_locked(path: str) -> Iterator[int | None]:
             return
         raise
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        yield -1
-        return
-    try:
-        yield fd
+        yield fd if _lock_at_once(fd) else -1
     finally:
         os.close(fd)
+
+
+def _lock_at_once(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _lock_current_file(path: str) -> int:
@@ -205,13 +227,32 @@ def _lock_current_file(path: str) -> int:
     for _ in range(100):
         fd = os.open(path, _OPEN, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+            if _lock_at_once(fd) and _is_at(fd, path):
                 return fd
-        except (BlockingIOError, FileNotFoundError):
-            time.sleep(0.001)  # somebody looks whether it is held, or removed it as left over: that takes an instant
+        except BaseException:
+            os.close(fd)
+            raise
         os.close(fd)
+        time.sleep(0.001)  # somebody looks whether it is held, or removed it as left over: that takes an instant
     raise BackendUnavailable(f"cannot lock {path}: it stays in use")
+
+
+def _describe(fd: int) -> None:
+    """Say whose life it is, and of which boot: without that nobody may take it for dead."""
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{boot_id()}\n{os.getpid()}\n{time.monotonic_ns()}\n".encode(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _close_in_child() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import stat
@@ -23,7 +24,14 @@ from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.fsops import FileOps
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.contract import Lease
-from queuekit.errors import BackendUnavailable, DecodingFailed, DirectoryCreationFailed, LeaseLost, WriteFailed
+from queuekit.errors import (
+    BackendUnavailable,
+    DecodingFailed,
+    DirectoryCreationFailed,
+    LeaseLost,
+    QueueError,
+    WriteFailed,
+)
 from queuekit.ids import safe_stream
 from queuekit.job import Job
 from queuekit.locks import StreamLock
@@ -32,14 +40,13 @@ from queuekit.wire import decode_job
 T = TypeVar("T")
 _log = logging.getLogger("queuekit.maildir")
 
-_FOLDERS = (
-    *layout.SHARED_FOLDERS,
-    layout.LATER,
-    layout.PRIVATE,
-    leases.FOLDER,
-    layout.INTENTS,
-    layout.DOSSIERS,
-)
+_FOLDERS = {  # attribute of a mount -> folder below the root; parents first
+    **{folder: folder for folder in (*layout.SHARED_FOLDERS, layout.LATER)},
+    "_private": layout.PRIVATE,
+    "_leases": leases.FOLDER,
+    "intents": layout.INTENTS,
+    "dossiers": layout.DOSSIERS,
+}
 EXTENSIONS_BYTES = 2**20  # what a job file may hold beside its payload when it is sent
 _RECORD_BYTES = 2**18  # what a delivery record can add afterwards
 _SYNC_EACH = 12  # so few files are synced one by one: cheaper than syncing the whole filesystem
@@ -56,7 +63,19 @@ class Durability(enum.StrEnum):
 
 
 class Mount:
-    """The folders of one root, opened. Attributes `tmp`, `new`, `cur`, `done`, `claim`, `later`, … are descriptors."""
+    """The folders of one root, opened. `tmp`, `new`, `cur`, `done`, `claim`, `later`, … are their descriptors.
+
+    A descriptor keeps its number when its folder is replaced, so that another thread never acts on the wrong one.
+    """
+
+    tmp: int
+    new: int
+    cur: int
+    done: int
+    claim: int
+    later: int
+    intents: int
+    dossiers: int
 
     def __init__(
         self,
@@ -75,7 +94,7 @@ class Mount:
         self.max_job_bytes = max_job_bytes
         self.max_file_bytes = max_job_bytes * 4 // 3 + EXTENSIONS_BYTES
         self._patience = patience
-        self._fds: dict[str, int] = {}
+        self._closed = False
         self._locks: dict[str, StreamLock] = {}
         self._guard = threading.RLock()
         self._slow_until = 0.0
@@ -84,16 +103,12 @@ class Mount:
         self.heal()
         self._sweep()
 
-    tmp = property(lambda self: self._fds[layout.TMP])
-    new = property(lambda self: self._fds[layout.NEW])
-    cur = property(lambda self: self._fds[layout.CUR])
-    done = property(lambda self: self._fds[layout.DONE])
-    claim = property(lambda self: self._fds[layout.CLAIM])
-    later = property(lambda self: self._fds[layout.LATER])
-    intents = property(lambda self: self._fds[layout.INTENTS])
-    dossiers = property(lambda self: self._fds[layout.DOSSIERS])
-
     # -- folders
+
+    def __getattr__(self, name: str) -> int:
+        if name in _FOLDERS:
+            raise BackendUnavailable("it is closed")
+        raise AttributeError(name)
 
     def heal(self) -> None:
         """Make missing folders and open those whose path leads elsewhere now.
@@ -101,15 +116,17 @@ class Mount:
         Raises `DirectoryCreationFailed` when a folder cannot be made, opened or trusted.
         """
         with self._guard:
+            if self._closed:
+                raise BackendUnavailable("it is closed")
             path = self.root
             try:
                 if not os.path.isdir(path):
                     os.makedirs(path, mode=0o700, exist_ok=True)
                     os.chmod(path, 0o700)
                 self._check_root(os.stat(path))
-                for folder in _FOLDERS:
+                for attribute, folder in _FOLDERS.items():
                     path = os.path.join(self.root, folder)
-                    self._open(folder, path)
+                    self._open(attribute, path)
             except OSError as error:
                 raise DirectoryCreationFailed(path, error.strerror or str(error)) from error
 
@@ -121,20 +138,26 @@ class Mount:
                 self.root, f"it belongs to uid {facts.st_uid} and this is uid {os.geteuid()}: one user a queue"
             )
 
-    def _open(self, folder: str, path: str) -> None:
-        known = self._fds.get(folder, -1)
+    def _open(self, attribute: str, path: str) -> None:
+        known: int = self.__dict__.get(attribute, -1)
         with contextlib.suppress(FileNotFoundError):
             if known >= 0 and os.path.samestat(os.fstat(known), os.stat(path, follow_symlinks=False)):
                 return
         self.ops.make_folder(path)
         fd = self.ops.open_folder(path)
-        if os.fstat(fd).st_dev != os.stat(self.root).st_dev:
+        try:
+            if os.fstat(fd).st_dev != os.stat(self.root).st_dev:
+                raise DirectoryCreationFailed(path, "it is on another filesystem than the root")
+            if known >= 0:
+                os.dup2(fd, known, inheritable=False)
+        except BaseException:
             os.close(fd)
-            raise DirectoryCreationFailed(path, "it is on another filesystem than the root")
-        self._fds[folder] = fd
-        if known >= 0:
-            os.close(known)
-        if folder == leases.FOLDER:
+            raise
+        if known < 0:
+            setattr(self, attribute, fd)
+            return
+        os.close(fd)
+        if attribute == "_leases":
             for lock in self._locks.values():
                 lock.close()
 
@@ -150,8 +173,11 @@ class Mount:
 
     def heal_if_gone(self, *folders: int) -> bool:
         """Whether one of these open folders was removed; then they are made and opened again."""
-        if all(os.fstat(folder).st_nlink for folder in folders):
-            return False
+        try:
+            if all(os.fstat(folder).st_nlink for folder in folders):
+                return False
+        except OSError as error:
+            raise BackendUnavailable(f"a folder of {self.root} is not open: {error.strerror}") from error
         self.heal()
         return True
 
@@ -175,11 +201,13 @@ class Mount:
     def close(self) -> None:
         """Close every descriptor; any number of times."""
         with self._guard:
+            self._closed = True
             for lock in self._locks.values():
                 lock.close()
-            for fd in self._fds.values():
-                os.close(fd)
-            self._fds.clear()
+            for attribute in _FOLDERS:
+                fd = self.__dict__.pop(attribute, -1)
+                if fd >= 0:
+                    os.close(fd)
 
     # -- locks
 
@@ -262,6 +290,35 @@ class Mount:
             raise DecodingFailed("the file's name does not belong to the job inside", job.id)
         return job, facts
 
+    def look_into(self, folder: int, name: str, job_name: str | None = None) -> Job | None:
+        """The job in a file; None when the file is gone.
+
+        Raises `DecodingFailed` when it holds none or may not be opened, `BackendUnavailable` when it cannot be read now.
+        """
+        try:
+            return self.read_job(folder, name, job_name)[0]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unreadable(name, error) from error
+
+    def move_new(self, source: int, name: str, target: int, new_name: str, stream: str) -> None:
+        """Rename without replacing; raises `FileExistsError`, also where only looking first can tell."""
+        try:
+            self.ops.move_new(source, name, target, new_name)
+        except NotImplementedError:
+            with self.lock(stream):
+                if self.exists(target, new_name):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new_name) from None
+                self.ops.move(source, name, target, new_name)
+
+    def move_over(self, source: int, name: str, target: int, new_name: str) -> None:
+        """Rename over whatever is there. Two names of one file, which a rename leaves alone, become one."""
+        links = self.ops.stat(source, name).st_nlink
+        self.healed(lambda: self.ops.move(source, name, target, new_name))
+        if links > 1 and self.exists(source, name):
+            self.ops.unlink(source, name)
+
     def _temporary_name(self) -> str:
         with self._guard:
             self._serial += 1
@@ -286,6 +343,13 @@ class Mount:
                     _log.info("removed %s, left over in tmp/", name)
             except OSError as error:
                 _log.debug("left %s in tmp/: %s", name, error)
+
+
+def unreadable(name: str, error: OSError) -> QueueError:
+    """What it means that a file cannot be read: nobody's fault but its own, or a trouble of the whole store."""
+    if error.errno in {errno.EACCES, errno.ELOOP, errno.ENXIO}:
+        return DecodingFailed(error.strerror or "unreadable")
+    return BackendUnavailable(f"cannot read {name}: {error.strerror}")
 
 
 class as_write_failed:  # noqa: N801  reads as a statement

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-import errno
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.mount import Mount
-from queuekit.errors import BackendUnavailable, DecodingFailed
+from queuekit.errors import DecodingFailed
 
 _REMEMBERED = 100_000
 
@@ -69,12 +68,7 @@ class Ownership:
 
     def _look(self, folder: int, name: str, job_name: str) -> str | Owner:
         try:
-            return self._mount.read_job(folder, name, job_name)[0].stream_id
+            job = self._mount.look_into(folder, name, job_name)
         except DecodingFailed:
             return Owner.NOBODY
-        except FileNotFoundError:
-            return Owner.GONE
-        except OSError as error:
-            if error.errno in {errno.EACCES, errno.ELOOP, errno.ENXIO}:
-                return Owner.NOBODY
-            raise BackendUnavailable(f"cannot read {name}: {error.strerror}") from error
+        return Owner.GONE if job is None else job.stream_id
