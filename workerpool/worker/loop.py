@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ def worker_main(channel: Channel, row: Row, settings: WorkerSettings) -> int:
     row.take(kind=Kind.WORKER, stream=settings.stream, name=settings.name)
     signal.signal(signal.SIGTERM, stop.note)
     signal.signal(signal.SIGINT, _ignore)
-    os.register_at_fork(after_in_child=lambda: _leave_the_pool(channel))
+    _guard_forks(channel)
     try:
         handler = load_handler(settings.handler, settings.handler_path)
     except HandlerError as error:
@@ -74,11 +75,27 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     """A handler and not SIG_IGN, because that would be inherited by the programs that a handler starts."""
 
 
-def _leave_the_pool(channel: Channel) -> None:
-    """In a process that a handler forks: signals as usual, and no way to speak in the worker's name."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    channel.close()
+def _guard_forks(channel: Channel) -> None:
+    """Let processes that a handler forks have signals as usual, and no way to speak in the worker's name.
+
+    Blocked around the fork, so that a handler that ends its child at once is not heard by our handler there.
+    """
+    ours = (signal.SIGTERM, signal.SIGINT)
+    thread = threading.local()
+
+    def before() -> None:
+        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
+
+    def in_child() -> None:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+        channel.close()
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 class _StopFlag:

@@ -2,7 +2,7 @@
 
 | frame | way | header | body |
 | --- | --- | --- | --- |
-| job | to the worker | `t=job`, `id`, `s` session, `a` attempt, `f` fence, `q` unit, `n` size of the batch it begins | job JSON |
+| job | to the worker | `t=job`, `id`, `s` session, `a` attempt, `f` fence, `q` unit, `n` size of its batch | job JSON |
 | stop | to the worker | `t=stop`: end before the next job | |
 | ready | from it | `t=ready`: the handler is imported | |
 | failed | from it | `t=failed`, `error`: it could not be; the worker ends | |
