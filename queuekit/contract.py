@@ -181,6 +181,22 @@ class QueueBackend(abc.ABC):
         Only under a lease just won (or when nobody else can be draining): claims of this instance are dropped too.
         """
 
+    @abc.abstractmethod
+    def rescue_strays(self, stream: str, *, lease: Lease) -> int:
+        """Make pending what is in flight in a stream that we hold and that this instance did not claim; how many.
+
+        For the slow regular look: a claim of the last holder may have landed after its lease was taken over.
+        """
+
+    @abc.abstractmethod
+    def adopt(self, job_id: str, *, lease: Lease) -> Claimed | None:
+        """Take over one job that a dead consumer left in flight, to settle it here; None when it is not in flight, or
+        is this instance's already."""
+
+    @abc.abstractmethod
+    def drop_claims(self, stream: str) -> None:
+        """Forget what this instance has claimed in a stream: its lease is lost. The jobs stay where they are."""
+
     # -- a person's verbs
 
     @abc.abstractmethod
@@ -192,8 +208,20 @@ class QueueBackend(abc.ABC):
         """Make a finished job pending again with its attempts reset."""
 
     @abc.abstractmethod
-    def prune(self, older_than: float, *, limit: int | None = None) -> int:
-        """Remove the records of jobs that ended more than `older_than` seconds ago; returns how many jobs."""
+    def prune(
+        self, older_than: float, *, limit: int | None = None, stream: str | None = None, lease: Lease | None = None
+    ) -> int:
+        """Remove the records of jobs that ended more than `older_than` seconds ago; returns how many jobs.
+
+        `limit`: at most so many; `stream`: only that one's, as it must be with a lease.
+        """
+
+    def finish_intents(self, stream: str, *, lease: Lease | None = None) -> int:  # noqa: ARG002
+        """Go on with verbs that were cut off half-way; returns how many jobs became pending.
+
+        The default is right for a store whose verbs are indivisible.
+        """
+        return 0
 
     # -- reading (nothing is claimed)
 
@@ -229,6 +257,10 @@ class QueueBackend(abc.ABC):
     def streams(self) -> set[str]:
         """The streams that jobs which have not ended belong to, as far as that can be told cheaply."""
 
+    @abc.abstractmethod
+    def next_due(self, stream: str | None = None) -> float | None:
+        """Seconds until the next deferred job that is known here is due (0: it is); None when none is known."""
+
     # -- waking and leases
 
     @abc.abstractmethod
@@ -237,6 +269,9 @@ class QueueBackend(abc.ABC):
 
     def hint(self, names: Sequence[str]) -> None:  # noqa: B027  a backend without hints needs none
         """Pass on what a watcher's `read()` returned; it makes the next drain cheaper, never wrong."""
+
+    def look_again(self) -> None:  # noqa: B027  a backend that remembers nothing has nothing to forget
+        """Let the next drain look at everything, whatever is known: for the slow regular look, after lost events."""
 
     @abc.abstractmethod
     def watch(self, on_wake: Callable[[], None], stop: threading.Event | None = None) -> None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.census import Census
 from queuekit.backends.maildir.claims import Claims
 from queuekit.backends.maildir.deferred import Deferred
@@ -38,7 +39,7 @@ from queuekit.ids import JobID, SessionID, check_identifier
 from queuekit.job import Claimed, Job
 from queuekit.lease import DEFAULT_TTL, DrainLease
 from queuekit.locks import PATIENCE_SECONDS
-from queuekit.status import ObservationStatus
+from queuekit.status import ObservationStatus, check_terminal
 from queuekit.watch import open_watcher, wait_loop
 
 DEFAULT_MAX_JOB_BYTES = 64 * 2**20
@@ -102,6 +103,8 @@ class FilesystemBackend(QueueBackend):
         name = self._sender.send(job, due_ms)
         if due_ms is None:
             self._drainer.hint([name])
+        else:
+            self._deferred.note(layout.later_filename(name, due_ms, retry=False), due_ms)
 
     def write_batch(self, jobs: Iterable[Job]) -> int:
         """Accept many behind one barrier for each 2,000. All are checked first; a crash leaves a whole prefix."""
@@ -129,7 +132,7 @@ class FilesystemBackend(QueueBackend):
         lease: Lease | None = None,
     ) -> None:
         """End one job in flight: its signal and its move into done/ are durable when this returns."""
-        self._settler.complete(Completion(JobID(job_id), ObservationStatus(status), artifacts, dossier), lease)
+        self._settler.complete(Completion(JobID(job_id), check_terminal(status), artifacts, dossier), lease)
 
     def complete_batch(self, completions: Sequence[Completion], *, lease: Lease | None = None) -> int:
         """End many behind one barrier; those not in flight are skipped."""

@@ -27,7 +27,7 @@ class Sender:
 
     def send(self, job: Job, due_ms: int | None = None) -> str:
         """Accept one job, into new/ or, with a due time, into later/. Returns its file name there."""
-        name, data = self._prepare(job)
+        name, data = prepare(job, self._mount.max_job_bytes)
         mount = self._mount
         with as_write_failed(name):
             staged = mount.stage(data, sync=mount.durability is Durability.FULL)
@@ -45,7 +45,7 @@ class Sender:
 
     def send_all(self, jobs: Iterable[Job]) -> list[str]:
         """Accept many: all are checked before the first is written. Returns their file names."""
-        prepared = [(job, *self._prepare(job)) for job in jobs]
+        prepared = [(job, *prepare(job, self._mount.max_job_bytes)) for job in jobs]
         for start in range(0, len(prepared), CHUNK):
             self._send_chunk(prepared[start : start + CHUNK])
         if prepared and self._mount.durability is Durability.BATCH:
@@ -100,24 +100,32 @@ class Sender:
             return
         except DecodingFailed as error:
             raise WriteFailed(name, f"the name is taken by a file that is no job: {error.reason}") from error
-        fresh = Delivery()
-        if encode_job(fresh.onto(present)) != encode_job(fresh.onto(job)):
+        if not same_job(present, job):
             raise WriteFailed(name, "another job with the same stream, id and time is pending")
         mount.discard([staged])
         if mount.durability is Durability.FULL:
             mount.ops.sync_file(folder, target)
 
-    def _prepare(self, job: Job) -> tuple[str, bytes]:
-        """Check everything that can be wrong with a job, and encode it; the disk has not been touched yet."""
-        check_sendable(job)
-        name = layout.check_job_name(job)
-        limit = self._mount.max_job_bytes
-        if len(job.payload) > limit:
-            raise WriteFailed(f"job {job.id}", f"its payload has {len(job.payload)} bytes, {limit} at most")
-        data = encode_job(job)
-        if len(data) - len(job.payload) * 4 // 3 > EXTENSIONS_BYTES:
-            raise WriteFailed(f"job {job.id}", f"its extensions take more than {EXTENSIONS_BYTES} bytes")
-        return name, data
+
+def prepare(job: Job, max_job_bytes: int) -> tuple[str, bytes]:
+    """A new job's file name and bytes, after everything that can be wrong with it has been looked at. No I/O.
+
+    Raises `InvalidIdentifier`, or `WriteFailed` for values that ports do not share and for too many bytes.
+    """
+    check_sendable(job)
+    name = layout.check_job_name(job)
+    if len(job.payload) > max_job_bytes:
+        raise WriteFailed(f"job {job.id}", f"its payload has {len(job.payload)} bytes, {max_job_bytes} at most")
+    data = encode_job(job)
+    if len(data) - len(job.payload) * 4 // 3 > EXTENSIONS_BYTES:
+        raise WriteFailed(f"job {job.id}", f"its extensions take more than {EXTENSIONS_BYTES} bytes")
+    return name, data
+
+
+def same_job(one: Job, other: Job) -> bool:
+    """Whether two jobs of one name are the same, whatever has happened to either of them since it was sent."""
+    fresh = Delivery()
+    return encode_job(fresh.onto(one)) == encode_job(fresh.onto(other))
 
 
 def _move_error(error: OSError, staged: str, name: str) -> Exception:

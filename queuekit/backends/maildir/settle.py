@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,17 +29,19 @@ from queuekit.status import ObservationStatus, check_terminal
 from queuekit.wire import encode_job, encode_signal
 
 _log = logging.getLogger("queuekit.maildir")
+_DOSSIER_BYTES = 2**24
 _TICK_SECONDS = 0.011  # the coarsest clock that kernels stamp files with
 
 
 @dataclasses.dataclass(slots=True)
 class _Reply:
-    """One completion on its way: the job it is for, the signal's bytes, and where they wait."""
+    """One completion on its way: the job it is for, its signal's bytes, and where signal and dossier wait in tmp/."""
 
     completion: Completion
     claim: Claim
     data: bytes = b""
     staged: str = ""
+    dossier: str = ""
 
 
 class Settler:
@@ -59,7 +62,7 @@ class Settler:
 
     def complete_all(self, completions: Sequence[Completion], lease: Lease | None) -> int:
         """End many; what is not in flight is skipped. Everything is checked before anything is touched."""
-        checked = [_checked(each) for each in completions]
+        checked = [checked_completion(each) for each in completions]
         replies = self._locate(checked, lease)
         by_stream: dict[str, list[_Reply]] = {}
         for reply in replies:
@@ -74,73 +77,108 @@ class Settler:
 
     def _reply(self, stream: str, replies: list[_Reply], lease: Lease | None) -> int:
         mount = self._mount
+        ended: list[_Reply] = []
         with as_write_failed(f"the signals of {len(replies)} jobs"):
-            for reply in replies:
-                if reply.completion.dossier is not None:
-                    self.keep_dossier(reply.claim.job_id, reply.completion.dossier)
-                reply.data = self._signal(reply)
-            for reply, staged in zip(replies, mount.stage_all([r.data for r in replies]), strict=True):
-                reply.staged = staged
-            ended: list[_Reply] = []
+            self._stage(replies)
+            waiting = replies[::-1]
             try:
                 with self._acting(stream, lease):
-                    for reply in replies:
-                        if mount.healed(lambda reply=reply: self._finish(reply, lease)):  # type: ignore[misc]
-                            ended.append(reply)
+                    mount.healed(lambda: self._finish_all(waiting, ended, lease))
+                if any(reply.completion.dossier is not None for reply in ended):
+                    mount.sync_folder(mount.dossiers)
+                if ended:
+                    mount.sync_folder(mount.done)
+            except BaseException:
+                self._remember_foreign(ended)
+                raise
             finally:
-                mount.discard([reply.staged for reply in replies if reply.staged])
-            for reply in ended:
-                reply.claim.reply = (reply.completion, reply.data)
-            if ended:
-                mount.sync_folder(mount.done)
-        for reply in ended:
-            self._claims.drop(reply.claim)
+                mount.discard([staged for reply in replies for staged in (reply.staged, reply.dossier) if staged])
+        self._claims.drop_all(reply.claim for reply in ended)
         return len(ended)
+
+    def _stage(self, replies: list[_Reply]) -> None:
+        """Write all signals and dossiers into tmp/, synced behind one barrier."""
+        for reply in replies:
+            reply.data = self._signal(reply)
+        told = [reply for reply in replies if reply.completion.dossier is not None]
+        contents = [reply.data for reply in replies]
+        contents += [self._dossier_with(reply.claim.job_id, reply.completion.dossier or {}) for reply in told]
+        staged = iter(self._mount.stage_all(contents))
+        for reply in replies:
+            reply.staged = next(staged)
+        for reply in told:
+            reply.dossier = next(staged)
+
+    def _finish_all(self, waiting: list[_Reply], ended: list[_Reply], lease: Lease | None) -> None:
+        """Finish all that wait, the last one first; each is taken off the list when that is settled."""
+        while waiting:
+            if self._finish(waiting[-1], lease):
+                ended.append(waiting[-1])
+            waiting.pop()
 
     def _finish(self, reply: _Reply, lease: Lease | None) -> bool:
         """Signal into done/, then the job: only when the job is in cur/ and still ours. Under the stream's lock."""
         mount, claim = self._mount, reply.claim
-        signal = layout.signal_filename(claim.job_id)
-        if not self._in_flight_still(claim):
-            if self._is_repeated(reply, signal):
-                self._place(reply, signal)
-                return True
-            if lease is not None and claim.job is not None and self._is_nowhere(claim.name):
-                self._write_again(claim.job, claim.name)
-                self._place(reply, signal)
-                mount.ops.move(mount.cur, claim.name, mount.done, claim.name)
-                return True
-            self._claims.drop(claim)
-            _log.warning("dropped the outcome of job %s: it is not in flight here any more", claim.job_id)
-            return False
-        self._place(reply, signal)
-        self._move_replacing(mount.cur, claim.name, mount.done, claim.name)
+        facts = self._in_flight_still(claim)
+        if facts is None:
+            return self._finish_elsewhere(reply, lease)
+        claim.reply = (reply.completion, reply.data)
+        self._place(reply)
+        mount.ops.move(mount.cur, claim.name, mount.done, claim.name)
+        if facts.st_nlink > 1 and mount.exists(mount.cur, claim.name):
+            mount.ops.unlink(mount.cur, claim.name)  # both names were one file, and a rename leaves such alone
         return True
 
-    def _place(self, reply: _Reply, signal: str) -> None:
-        mount = self._mount
-        mount.ops.move(mount.tmp, reply.staged, mount.done, signal)
-        reply.staged = ""
+    def _finish_elsewhere(self, reply: _Reply, lease: Lease | None) -> bool:
+        """The job is not in cur/ as we had it: it has ended by this very reply, has vanished, or is not ours."""
+        mount, claim = self._mount, reply.claim
+        if self._is_repeated(reply):
+            self._place(reply)
+            return True
+        if lease is not None and claim.job is not None and self._is_nowhere(claim.name):
+            self._write_again(claim.job, claim.name)
+            return self._finish(reply, lease)
+        self._claims.drop(claim)
+        _log.warning("dropped the outcome of job %s: it is not in flight here any more", claim.job_id)
+        return False
 
-    def _in_flight_still(self, claim: Claim) -> bool:
+    def _place(self, reply: _Reply) -> None:
+        """Dossier and signal to where they belong; a step that is done already is not done twice."""
+        mount, job_id = self._mount, reply.claim.job_id
+        if reply.dossier:
+            mount.ops.move(mount.tmp, reply.dossier, mount.dossiers, layout.dossier_filename(job_id))
+            reply.dossier = ""
+        if reply.staged:
+            mount.ops.move(mount.tmp, reply.staged, mount.done, layout.signal_filename(job_id))
+            reply.staged = ""
+
+    def _remember_foreign(self, ended: list[_Reply]) -> None:
+        """A reply to what another instance had claimed was not acknowledged: know it again when it is repeated."""
+        for reply in ended:
+            if reply.claim.name not in self._claims:
+                self._claims.add(reply.claim)
+
+    def _in_flight_still(self, claim: Claim) -> os.stat_result | None:
+        """The facts of its file in cur/ while the claim holds; None when it does not."""
         mount = self._mount
         try:
             facts = mount.ops.stat(mount.cur, claim.name)
         except FileNotFoundError:
-            if mount.heal_if_gone(mount.cur, mount.done):
-                return mount.exists(mount.cur, claim.name)
-            return False
-        return claim.receipt is None or facts.st_ctime_ns == claim.receipt
+            if not mount.heal_if_gone(mount.cur, mount.done):
+                return None
+            return mount.ops.stat(mount.cur, claim.name) if mount.exists(mount.cur, claim.name) else None
+        return facts if claim.receipt is None or facts.st_ctime_ns == claim.receipt else None
 
-    def _is_repeated(self, reply: _Reply, signal: str) -> bool:
-        """Whether this reply has been here before and only its last sync failed."""
+    def _is_repeated(self, reply: _Reply) -> bool:
+        """Whether this reply has been here before and was not acknowledged, as when its last sync failed."""
         mount, claim = self._mount, reply.claim
         if claim.reply is None or not mount.exists(mount.done, claim.name):
             return False
         try:
-            return mount.ops.read(mount.done, signal, len(reply.data))[0] == reply.data
+            signal = mount.ops.read(mount.done, layout.signal_filename(claim.job_id), len(reply.data))[0]
         except FileNotFoundError:
             return False
+        return signal == reply.data
 
     def _is_nowhere(self, name: str) -> bool:
         """Whether two looks find the job in no folder at all."""
@@ -155,8 +193,7 @@ class Settler:
     def _write_again(self, job: Job, name: str) -> None:
         mount = self._mount
         _log.error("job %s vanished from the queue while it was in flight: it is written again from memory", job.id)
-        staged = mount.stage_all([encode_job(job)])[0]
-        mount.ops.move(mount.tmp, staged, mount.cur, name)
+        mount.replace(mount.cur, name, encode_job(job))
 
     def _signal(self, reply: _Reply) -> bytes:
         claim, completion = reply.claim, reply.completion
@@ -175,33 +212,38 @@ class Settler:
 
     def _locate(self, completions: Sequence[Completion], lease: Lease | None) -> list[_Reply]:
         """The claims that the replies are for: from the book, else by one look through cur/."""
-        stream = lease.stream if lease else None
         replies, unknown = [], []
         for completion in completions:
-            claim = self._claims.find(completion.job_id, stream)
-            if claim is not None and lease is not None and claim.fence != lease.fence:
-                self._claims.drop(claim)  # claimed before the lease was lost and won again
-            elif claim is not None:
+            claim = self._own_claim(completion.job_id, lease)
+            if claim is not None:
                 replies.append(_Reply(completion, claim))
             else:
                 unknown.append(completion)
         if unknown:
-            found = self._search({each.job_id for each in unknown}, stream)
+            found = self._search({each.job_id for each in unknown}, lease)
             replies += [_Reply(each, found[each.job_id]) for each in unknown if each.job_id in found]
         return replies
 
-    def _search(self, ids: set[str], stream: str | None) -> dict[str, Claim]:
+    def _own_claim(self, job_id: str, lease: Lease | None) -> Claim | None:
+        """The claim in the book; what was claimed before the lease was lost and won again does not count."""
+        while True:
+            claim = self._claims.find(job_id, lease.stream if lease else None)
+            if claim is None or lease is None or claim.fence == lease.fence:
+                return claim
+            self._claims.drop(claim)
+
+    def _search(self, ids: set[str], lease: Lease | None) -> dict[str, Claim]:
         """Jobs in cur/ that this instance did not claim, by the id inside; the oldest where two have the same."""
         mount = self._mount
         found: dict[str, Claim] = {}
         lengths = {len(job_id) for job_id in ids}
         for name in sorted(mount.names(mount.cur)):
-            if not any(name[-length:] in ids for length in lengths):
+            if name in self._claims or not any(name[-length:] in ids for length in lengths):
                 continue
-            with contextlib.suppress(DecodingFailed, FileNotFoundError):
-                job, _ = mount.read_job(mount.cur, name)
-                if job.id in ids and job.id not in found and stream in {None, job.stream_id}:
-                    found[job.id] = _foreign_claim(name, job)
+            with contextlib.suppress(DecodingFailed):
+                job = mount.look_into(mount.cur, name)
+                if job and job.id in ids and job.id not in found and (lease is None or job.stream_id == lease.stream):
+                    found[job.id] = _foreign_claim(name, job, lease)
         return found
 
     def find(self, job_id: str, lease: Lease | None) -> Claim:
@@ -216,13 +258,13 @@ class Settler:
         """Take over a job of the lease's stream that a dead consumer left in cur/; None when it is not there."""
         mount = self._mount
         with mount.acting(lease.stream, lease):
-            claim = self._search({job_id}, lease.stream).get(job_id)
-            if claim is None or claim.job is None or claim.name in self._claims:
+            claim = self._search({job_id}, lease).get(job_id)
+            if claim is None or claim.job is None:
                 return None
             if self._drop_ended_copy(claim.name, claim.job):
                 return None
             session = SessionID.mint()
-            self._claims.add(dataclasses.replace(claim, session=session, fence=lease.fence))
+            self._claims.add(dataclasses.replace(claim, session=session))
             return Claimed(job=claim.job, session_id=session)
 
     # -- release, defer
@@ -233,7 +275,7 @@ class Settler:
         mount = self._mount
         with as_write_failed(claim.name), self._acting(claim.stream, lease):
             self._require_in_flight(claim)
-            self._move_replacing(mount.cur, claim.name, mount.new, claim.name)
+            mount.move_over(mount.cur, claim.name, mount.new, claim.name)
         self._claims.drop(claim)
         return claim.name
 
@@ -243,23 +285,47 @@ class Settler:
         mount = self._mount
         later = layout.later_filename(claim.name, due_ms, retry=True)
         with as_write_failed(claim.name):
-            job = claim.job or mount.read_job(mount.cur, claim.name)[0]
-            changed = Delivery.of(job).failed(error, crashed=crashed).onto(job)
-            staged = mount.stage_all([encode_job(changed)])[0]
-            try:
-                with self._acting(claim.stream, lease):
-                    self._require_in_flight(claim)
-                    mount.healed(lambda: mount.ops.move(mount.cur, claim.name, mount.later, later))
-                    mount.ops.move(mount.tmp, staged, mount.later, later)
-            except BaseException:
-                mount.discard([staged])
-                raise
+            if not self._is_deferred_already(claim):
+                self._defer(claim, later, error, crashed, lease)
             mount.sync_folder(mount.later)
         self._claims.drop(claim)
-        self._deferred.note(later, due_ms)
+        self._deferred.note(claim.deferral or later, due_ms)
+
+    def _is_deferred_already(self, claim: Claim) -> bool:
+        """Whether it has been put off before and only the last sync failed."""
+        return claim.deferral is not None and self._mount.exists(self._mount.later, claim.deferral)
+
+    def _defer(self, claim: Claim, later: str, error: str, crashed: bool, lease: Lease | None) -> None:
+        mount = self._mount
+        job = claim.job or mount.look_into(mount.cur, claim.name)
+        if job is None:
+            raise JobNotFound(claim.job_id, "it is not in flight here any more")
+        changed = Delivery.of(job).failed(error, crashed=crashed).onto(job)
+        staged = mount.stage_all([encode_job(changed)])[0]
+        try:
+            with self._acting(claim.stream, lease):
+                self._require_in_flight(claim)
+                mount.move_over(mount.cur, claim.name, mount.later, later)
+                self._replace_deferred(claim, staged, later)
+        except BaseException:
+            mount.discard([staged])
+            raise
+
+    def _replace_deferred(self, claim: Claim, staged: str, later: str) -> None:
+        """The version with one attempt more in place of the job just moved, which goes back when that fails."""
+        mount = self._mount
+        try:
+            mount.ops.move(mount.tmp, staged, mount.later, later)
+        except OSError:
+            with contextlib.suppress(OSError):
+                mount.ops.move(mount.later, later, mount.cur, claim.name)
+                if claim.receipt is not None:
+                    claim.receipt = mount.ops.stat(mount.cur, claim.name).st_ctime_ns
+            raise
+        claim.deferral = later
 
     def _require_in_flight(self, claim: Claim) -> None:
-        if not self._in_flight_still(claim):
+        if self._in_flight_still(claim) is None:
             self._claims.drop(claim)
             raise JobNotFound(claim.job_id, "it is not in flight here any more")
 
@@ -276,7 +342,7 @@ class Settler:
         moved: list[str] = []
         found = [(mount.claim, file, name) for file, name in self._claim_files()]
         found += [(mount.cur, name, name) for name in mount.names(mount.cur) if name not in self._claims]
-        mine = [each for each in sorted(found) if self._ownership.belongs(each[0], each[1], stream, job_name=each[2])]
+        mine = [each for each in sorted(found) if self._ownership.holds(each[0], each[1], stream, job_name=each[2])]
         if mine and lease is None:
             time.sleep(_TICK_SECONDS)  # a receipt taken before must not fit a claim made afterwards
         with as_write_failed(f"jobs of stream {stream}"):
@@ -284,7 +350,7 @@ class Settler:
                 with mount.acting(stream, lease), contextlib.suppress(FileNotFoundError):
                     if name in self._claims or self._drop_ended(folder, file, name):
                         continue
-                    self._move_replacing(folder, file, mount.new, name)
+                    mount.move_over(folder, file, mount.new, name)
                     moved.append(name)
         return moved
 
@@ -299,10 +365,10 @@ class Settler:
         if not mount.exists(mount.done, name):
             return False
         try:
-            job, _ = mount.read_job(folder, file, name)
+            job = mount.look_into(folder, file, name)
         except DecodingFailed:
             return False
-        return self._drop_ended_copy(name, job, folder, file)
+        return job is not None and self._drop_ended_copy(name, job, folder, file)
 
     def _drop_ended_copy(self, name: str, job: Job, folder: int | None = None, file: str | None = None) -> bool:
         """Unlink a copy of a job that has ended: it was sent twice. Under the stream's lock."""
@@ -324,34 +390,35 @@ class Settler:
             self._claims.drop_stream(stream)
             raise
 
-    def _move_replacing(self, source: int, name: str, target: int, new_name: str) -> None:
-        """Rename over whatever is there; two names of one file (which a rename leaves alone) become one."""
-        mount = self._mount
-        mount.ops.move(source, name, target, new_name)
-        if mount.exists(source, name):
-            mount.ops.unlink(source, name)
-
     def keep_dossier(self, job_id: str, facts: Mapping[str, Any]) -> None:
         """Add facts to what is known of a job, durably."""
         mount = self._mount
-        name = layout.dossier_filename(job_id)
-        dossier = {**(self.dossier(job_id) or {}), **facts}
-        data = json.dumps(dossier, sort_keys=True, ensure_ascii=False, default=str).encode(errors="backslashreplace")
-        staged = mount.stage(data, sync=True)
-        mount.ops.move(mount.tmp, staged, mount.dossiers, name)
+        mount.replace(mount.dossiers, layout.dossier_filename(job_id), self._dossier_with(job_id, facts))
         mount.sync_folder(mount.dossiers)
+
+    def _dossier_with(self, job_id: str, facts: Mapping[str, Any]) -> bytes:
+        dossier = {**(self._read_dossier(job_id) or {}), **facts}
+        return json.dumps(dossier, sort_keys=True, ensure_ascii=False, default=str).encode(errors="backslashreplace")
 
     def dossier(self, job_id: str) -> dict[str, Any] | None:
         """What has been kept about a job; None when nothing (readable) was."""
         try:
-            data, _ = self._mount.ops.read(self._mount.dossiers, layout.dossier_filename(job_id), 2**20)
-            dossier = json.loads(data)
-        except (OSError, ValueError):
+            return self._read_dossier(job_id)
+        except OSError:
+            return None
+
+    def _read_dossier(self, job_id: str) -> dict[str, Any] | None:
+        """The same, but an error of the disk is one: nothing may be written over what cannot be read now."""
+        mount = self._mount
+        try:
+            dossier = json.loads(mount.ops.read(mount.dossiers, layout.dossier_filename(job_id), _DOSSIER_BYTES)[0])
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
         return dossier if isinstance(dossier, dict) else None
 
 
-def _checked(completion: Completion) -> Completion:
+def checked_completion(completion: Completion) -> Completion:
+    """The reply itself; raises what `complete` raises before anything is touched."""
     check_identifier(completion.job_id)
     status = check_terminal(completion.status)
     for artifact in completion.artifacts:
@@ -360,7 +427,7 @@ def _checked(completion: Completion) -> Completion:
     return dataclasses.replace(completion, status=status)
 
 
-def _foreign_claim(name: str, job: Job) -> Claim:
+def _foreign_claim(name: str, job: Job, lease: Lease | None) -> Claim:
     return Claim(
         name=name,
         stream=job.stream_id,
@@ -368,6 +435,6 @@ def _foreign_claim(name: str, job: Job) -> Claim:
         submitted_at=job.submitted_at,
         session=SessionID(""),
         receipt=None,
-        fence=0,
+        fence=lease.fence if lease else 0,
         job=job,
     )
