@@ -74,6 +74,11 @@ class Crew:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to do at once; workers speak through the selector, so never."""
+        return False
+
     def start(self, slot: Slot, config: StreamConfig) -> None:
         """Fork a worker for a slot; raises `OSError` when the system cannot, with nothing changed."""
         ours, theirs = Channel.pair(frame_limit(self._max_job_bytes))
@@ -209,9 +214,7 @@ class Crew:
             member = by_pid.get(end.pid)
             if member is None:
                 continue
-            last_words: list[Message] = []
-            while more := self._read(member):
-                last_words += more
+            last_words = self._last_words(member)
             self._selector.unregister(member.channel)
             member.channel.close()
             del self._members[member.slot.index]
@@ -219,6 +222,16 @@ class Crew:
         if ended:
             kill_strays([member.child.pid for member in self._members.values()])
         return ended
+
+    def _last_words(self, member: _Member) -> list[Message]:
+        """What a dead worker had still sent."""
+        words: list[Message] = []
+        try:
+            while frames := member.channel.receive():
+                words += member.inbox.read(frames)
+        except ChannelError as error:
+            member.row.say(error=str(error))
+        return words
 
     def close(self) -> None:
         """Kill what is left and wait for it."""

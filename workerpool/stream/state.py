@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from queuekit.job import Claimed
+from workerpool.config import StreamConfig
 from workerpool.outcome import Result
 from workerpool.policy import respawn_delay
 
@@ -93,11 +94,18 @@ class Slot:
             self.head_since = now
         self.units.append(unit)
 
+    def behind(self, job_id: str) -> list[Unit]:
+        """The units behind the one that has this job; none when none has it."""
+        for place, unit in enumerate(self.units):
+            if job_id in unit.job_ids:
+                return list(self.units)[place + 1 :]
+        return []
+
     def ended(self, unit: Unit, seconds: float, now: float) -> None:
         """Note that a unit's run ended after `seconds`."""
         self.units.remove(unit)
         self.head_since = now
-        self.ran += 1
+        self.ran += len(unit.claims)
         mean = self.mean_seconds
         self.mean_seconds = seconds if mean is None else mean + _SMOOTHING * (seconds - mean)
 
@@ -121,20 +129,21 @@ class Slot:
 class Roster:
     """The slots of one stream, and what waits for a free one."""
 
-    def __init__(self, workers: int, batch_size: int) -> None:
-        self.slots = [Slot(index) for index in range(workers)]
-        self.wanted = workers
+    def __init__(self, config: StreamConfig) -> None:
+        self.slots = [Slot(index) for index in range(max(1, config.workers))]
+        self.wanted = len(self.slots)
         self.generation = 0
-        self.batch_size = batch_size
+        self.batch_size = config.batch_size
+        self.max_jobs = config.max_jobs
         self.waiting: deque[Unit] = deque()
 
-    def resize(self, workers: int, batch_size: int) -> None:
-        """A new configuration: every slot of an older generation is to be replaced; surplus ones empty out."""
+    def resize(self, config: StreamConfig) -> None:
+        """A new configuration: every worker of an older one is to be replaced; surplus ones are dismissed."""
         self.generation += 1
-        self.batch_size = batch_size
-        for index in range(len(self.slots), workers):
+        self.wanted = max(1, config.workers)
+        self.batch_size, self.max_jobs = config.batch_size, config.max_jobs
+        for index in range(len(self.slots), self.wanted):
             self.slots.append(Slot(index, generation=self.generation))
-        self.wanted = workers
 
     def to_start(self, now: float) -> list[Slot]:
         """Slots whose worker is to be started now."""
@@ -151,8 +160,12 @@ class Roster:
         surplus = [slot for slot in self.slots[self.wanted :] if slot.state is SlotState.READY]
         if any(slot.state in {SlotState.STARTING, SlotState.RETIRING} for slot in current):
             return surplus[0] if surplus else None
-        old = [s for s in current if s.generation < self.generation and s.state is SlotState.READY]
-        return next(iter([*surplus, *old]), None)
+        return next(iter([*surplus, *filter(self._is_used_up, current)]), None)
+
+    def _is_used_up(self, slot: Slot) -> bool:
+        if slot.state is not SlotState.READY:
+            return False
+        return slot.generation < self.generation or 0 < self.max_jobs <= slot.ran
 
     def room(self, batched: bool) -> int:
         """How many more jobs could be claimed now without piling up here."""

@@ -1,0 +1,124 @@
+"""Puts a pool together: the store is tried, the board and the shared window are made, and the master runs.
+
+The only module that knows master and stream both; they do not know each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from queuekit import QueueError
+from queuekit.telemetry.shared_window import SharedLatencyWindowBox
+from queuekit.watch import warm_up
+from workerpool import logs
+from workerpool.board import Board, sweep
+from workerpool.config import PoolConfig, StreamConfig
+from workerpool.errors import ConfigError, Problem
+from workerpool.master.loop import Master, Workplace, rows_of
+from workerpool.process import Channel
+from workerpool.reporting import Reports
+from workerpool.stream.process import Place, open_queue, stream_main
+
+SPARE_STREAM_ROWS = 64
+_PRIVATE = ".workerpool"
+
+
+def run_pool(
+    config: str | os.PathLike[str] | Mapping[str, object], *, burst: bool = False, only: Sequence[str] = ()
+) -> int:
+    """Run a pool in this process until it ends; returns the exit code of `workerpool run`.
+
+    `config`: a config.toml, or its content as a mapping. `burst`: end when nothing is outstanding. `only`: the streams
+    to work (default: all). Raises `ConfigError` before anything is started, `QueueError` when the store cannot be used.
+    The process must have no threads; its signal handlers are the pool's meanwhile.
+    """
+    from workerpool.config_file import load_config
+
+    return run(load_config(config), reload=lambda: load_config(config), burst=burst, only=only)
+
+
+def run(
+    config: PoolConfig,
+    *,
+    reload: Callable[[], PoolConfig] | None,
+    burst: bool,
+    only: Sequence[str],
+    standby: bool = True,
+) -> int:
+    """The same for a configuration that was read already; `standby=False` ends with 4 when another pool is there."""
+    streams = _chosen(config, only)
+    logs.configure(config.log, "master")
+    directory = _try_store(config)
+    warm_up()
+    window = os.path.join(directory, "latency")
+    box = SharedLatencyWindowBox(window)
+    box.reset()
+    rows = 1 + sum(rows_of(stream) for stream in streams) + SPARE_STREAM_ROWS
+    board = Board.create(directory, rows, config.path or "")
+    reports = Reports(config.telemetry.hooks)
+
+    def be_stream(stream: StreamConfig, master: Channel, first_row: int, count: int) -> int:
+        place = Place(
+            board=board,
+            first_row=first_row,
+            rows=count,
+            directory=directory,
+            window=window,
+            reports=reports,
+            keep=reports.descriptors(),
+            burst=burst,
+        )
+        return stream_main(stream, config, master, place)
+
+    place = Workplace(
+        board=board,
+        be_stream=be_stream,
+        be_reporter=(lambda: reports.serve(config)) if reports.foreign else None,
+        reload=reload,
+        keep=reports.descriptors(),
+    )
+    master = Master(config, streams, place, burst=burst, standby=standby)
+    begun = time.monotonic()
+    code = master.run()
+    sweep(directory, keep=[board.path])
+    if burst:
+        _summarise(master, time.monotonic() - begun, box)
+    board.remove() if code == 0 else board.close()
+    box.close()
+    return code
+
+
+def _chosen(config: PoolConfig, only: Sequence[str]) -> list[StreamConfig]:
+    unknown = [name for name in only if config.stream(name) is None]
+    if unknown:
+        known = ", ".join(stream.name for stream in config.streams)
+        file = config.path or "config"
+        raise ConfigError(
+            [Problem(file, None, "streams", f"no stream {name!r}; there are {known}") for name in unknown]
+        )
+    return [stream for stream in config.streams if not only or stream.name in only]
+
+
+def _try_store(config: PoolConfig) -> str:
+    """Open the store once and close it again; returns the folder for what belongs to the pool."""
+    queue = open_queue(config)
+    root = getattr(queue.backend, "root", None)
+    queue.close()
+    if root is None:
+        raise QueueError(f"a pool cannot run on {config.store.url}")
+    return os.path.join(root, _PRIVATE)
+
+
+def _summarise(master: Master, seconds: float, box: SharedLatencyWindowBox) -> None:
+    done, blocked, retried = master.counts
+    p50, p95 = box.percentiles()
+    total = done + blocked
+    rate = total / seconds if seconds else 0.0
+    sys.stdout.write(
+        f"{total:,} jobs in {seconds:.1f} s ({rate:,.0f} jobs/s), {blocked} blocked, {retried} retried; "
+        f"drain p50 {p50:.1f} ms, p95 {p95:.1f} ms\n"
+    )
+    sys.stdout.flush()

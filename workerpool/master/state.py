@@ -1,0 +1,130 @@
+"""What the master decides, without I/O: when a stream process is started again, when a burst is over, how a stop ends.
+
+Times are monotonic seconds; facts come in as arguments, decisions go out as values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+from workerpool.policy import respawn_delay
+
+LIVED_LONG_SECONDS = 10.0
+
+
+class Condition(enum.Enum):
+    """How a stream process is doing."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    READY = "ready"
+    FAILING = "failing"  # it runs, and its handler cannot be imported
+
+
+@dataclasses.dataclass(slots=True)
+class StreamState:
+    """One stream, as the master sees it. `start_at`: when its process is to be started next."""
+
+    name: str
+    condition: Condition = Condition.DOWN
+    started: float = 0.0
+    start_at: float = 0.0
+    failures: int = 0
+    ever_ready: bool = False
+    dismissed: bool = False
+    idle: int | None = None  # jobs it had handled when it last said that nothing is outstanding
+    confirmed: int | None = None  # the number of the confirming question that it last said so to
+    standby: str | None = None  # who holds its lease, when that is another pool
+
+    def began(self, now: float) -> None:
+        """Its process was started."""
+        self.condition, self.started, self.idle, self.confirmed = Condition.STARTING, now, None, None
+
+    def became_ready(self) -> None:
+        """A worker of it has imported the handler."""
+        self.condition, self.ever_ready = Condition.READY, True
+
+    def failed(self) -> None:
+        """A worker could not import the handler."""
+        if self.condition is not Condition.READY:
+            self.condition = Condition.FAILING
+
+    def died(self, now: float) -> None:
+        """Its process is gone, untold."""
+        lived_long = self.ever_ready and now - self.started >= LIVED_LONG_SECONDS
+        self.failures = 1 if lived_long else self.failures + 1
+        self.condition, self.idle, self.confirmed = Condition.DOWN, None, None
+        self.start_at = now + respawn_delay(self.failures, self.ever_ready)
+
+    def to_start(self, now: float) -> bool:
+        """Whether its process is to be started now."""
+        return self.condition is Condition.DOWN and not self.dismissed and self.start_at <= now
+
+
+def all_failed_at_start(streams: Iterable[StreamState]) -> bool:
+    """Whether no stream has ever been ready and every one of them has failed."""
+    states = list(streams)
+    return bool(states) and all(not each.ever_ready and each.condition is Condition.FAILING for each in states)
+
+
+class Burst:
+    """When a burst is over: every stream has said that nothing is outstanding, and says so again when asked.
+
+    A job that exists when the question is asked is seen by its stream's second look, or has been handled since the
+    first, and then the number of handled jobs differs. A stream whose handler cannot be imported is not waited for.
+    """
+
+    def __init__(self) -> None:
+        self.question = 0
+        self._handled: dict[str, int] = {}
+
+    def said_idle(self, stream: StreamState, handled: int, question: int | None) -> None:
+        """A stream's answer; `question`: the number of the last question that it had seen."""
+        stream.idle, stream.confirmed = handled, question
+
+    def next_question(self, streams: Iterable[StreamState]) -> int | None:
+        """The number of a question to put to every stream now, or None: not yet, or it is being answered."""
+        awaited = _awaited(streams)
+        if any(each.idle is None for each in awaited):
+            return None
+        handled = {each.name: each.idle or 0 for each in awaited}
+        if self.question and handled == self._handled:
+            return None
+        self.question, self._handled = self.question + 1, handled
+        return self.question
+
+    def is_over(self, streams: Iterable[StreamState]) -> bool:
+        """Whether every stream has answered the last question with nothing handled in between."""
+        awaited = _awaited(streams)
+        if any(each.idle is None or each.confirmed != self.question for each in awaited):
+            return False
+        return {each.name: each.idle or 0 for each in awaited} == self._handled
+
+
+def _awaited(streams: Iterable[StreamState]) -> list[StreamState]:
+    return [each for each in streams if each.condition is not Condition.FAILING and not each.dismissed]
+
+
+class Ending(enum.IntEnum):
+    """How hard the master is asked to end; each is stronger than the one before."""
+
+    NOT = 0
+    GRACEFUL = 1
+    KILL_WORKERS = 2
+    KILL_ALL = 3
+
+
+def next_ending(current: Ending, *, interrupt: bool) -> Ending:
+    """What a TERM or INT comes to: TERM asks once; every INT asks harder."""
+    if not interrupt:
+        return max(current, Ending.GRACEFUL)
+    return Ending(min(current + 1, Ending.KILL_ALL))
+
+
+NEXT_WORDS = {
+    Ending.GRACEFUL: "stopping: what runs may finish ({soft:g} s); interrupt again to kill it, it will run again",
+    Ending.KILL_WORKERS: "killing the workers: their jobs will run again; interrupt again to kill everything at once",
+    Ending.KILL_ALL: "killing everything at once",
+}

@@ -1,0 +1,99 @@
+"""Where metrics go: to the built-in hooks in the stream process, to a user's hooks in a process of their own.
+
+Built-in hooks never block. A user's hook may hang, leak or die, and shall hurt only itself: stream processes put
+metrics into a datagram socket and go on (a full one drops them), and the reporter, forked only when there is such a
+hook, takes them out and calls it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+from queuekit.telemetry import Hook, Metric, fan_out, log_hook
+from workerpool import logs
+from workerpool.config import PoolConfig
+
+_log = logging.getLogger("workerpool.reporter")
+_LARGEST = 65536
+BUILT_IN = ("log", "prometheus", "opentelemetry")
+
+
+class Reports:
+    """The way of metrics in one pool; made by the master before it forks anything."""
+
+    def __init__(self, hooks: Sequence[str]) -> None:
+        self._built_in = [name for name in hooks if name in BUILT_IN]
+        self.foreign = [name for name in hooks if name not in BUILT_IN]
+        self._out: socket.socket | None = None
+        self._in: socket.socket | None = None
+        if self.foreign:
+            self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._out.setblocking(False)
+
+    def descriptors(self) -> list[int]:
+        """What processes of the pool have to keep open over their fork."""
+        return [end.fileno() for end in (self._in, self._out) if end is not None]
+
+    def hook(self) -> Hook | None:
+        """The hook for a stream process."""
+        hooks: list[Hook] = [_built_in(name) for name in self._built_in]
+        if self._out is not None:
+            hooks.append(_Sender(self._out))
+        return fan_out(hooks) if hooks else None
+
+    def serve(self, pool: PoolConfig) -> int:
+        """Be the reporter: call the user's hooks for ever. To be the target of `spawn`; ends by its default signals."""
+        logs.configure(pool.log, "reporter")
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
+        sys.path[:0] = pool.handlers.path
+        hooks = [_load(name) for name in self.foreign]
+        while self._in is not None:
+            name, value, tags, at = json.loads(self._in.recv(_LARGEST))
+            for hook in hooks:
+                _call(hook, Metric(name, value, tags, at))
+        return 0
+
+
+class _Sender:
+    """A hook that hands metrics to the reporter, and drops them when it does not keep up."""
+
+    def __init__(self, out: socket.socket) -> None:
+        self._out = out
+
+    def __call__(self, metric: Metric) -> None:
+        try:
+            self._out.send(json.dumps([metric.name, metric.value, dict(metric.tags), metric.ts]).encode())
+        except (BlockingIOError, ConnectionError):
+            return
+
+
+def _built_in(name: str) -> Hook:
+    if name == "prometheus":
+        from queuekit.telemetry.prometheus import prometheus_hook
+
+        return prometheus_hook()
+    if name == "opentelemetry":
+        from queuekit.telemetry.opentelemetry import opentelemetry_hook
+
+        return opentelemetry_hook()
+    return log_hook()
+
+
+def _load(spec: str) -> Callable[[Metric], object]:
+    module, _, attribute = spec.partition(":")
+    hook: Callable[[Metric], object] = getattr(importlib.import_module(module), attribute)
+    return hook
+
+
+def _call(hook: Callable[[Metric], object], metric: Metric) -> None:
+    try:
+        hook(metric)
+    except Exception:  # noqa: BLE001  a user's code: whatever it raises, the next metric is its next chance
+        _log.exception("a telemetry hook failed")

@@ -1,0 +1,93 @@
+"""Taking over from a stream process that died: its workers are killed, and the jobs that they were running are charged.
+
+Who the predecessor was, the lease says; what it was doing, its rows on a board say: those of this very place (a restart
+in the same pool, read before they are taken again), or those of another pool on the same root. Charged is once, by
+whoever replaced that lease. Nobody is charged after a reboot, and nobody whose stream process still lives (it is only
+stopped, and its worker may be at work).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from workerpool.board import Board, BoardError, Kind, RowView, find_boards
+from workerpool.process import boot_id, is_running, kill_group
+
+_log = logging.getLogger("workerpool.stream")
+_DEATH_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The rows of a stream process: its own, and its workers'. Its row's `name` is the owner in its lease."""
+
+    stream: RowView
+    workers: tuple[RowView, ...]
+
+    def running_jobs(self) -> list[tuple[str, str]]:
+        """`(job id, how its worker was lost)` of what ran when the process died; of batches none is known to blame."""
+        return [
+            (row.job, f"{row.name} died while it ran this job") for row in self.workers if row.job and row.batch == 1
+        ]
+
+
+def in_place(board: Board, first: int, count: int) -> Predecessor:
+    """What the rows of a place say before they are taken again."""
+    return Predecessor(board.view(first), tuple(board.view(first + 1 + each) for each in range(count)))
+
+
+def find(owner: str, directory: str, in_place: Predecessor | None) -> Predecessor | None:
+    """The dead stream process that held a lease as `owner`; None when nothing is known of it, or it still lives."""
+    if in_place is not None and in_place.stream.name == owner:
+        return in_place if _is_dead(in_place.stream) else None
+    for path, _ in find_boards(directory):
+        found = _on_board(path, owner)
+        if found is not None:
+            return found
+    return None
+
+
+def _on_board(path: str, owner: str) -> Predecessor | None:
+    try:
+        board = Board.attach(path)
+    except (BoardError, OSError):
+        return None
+    try:
+        if board.header.boot != boot_id():
+            return None
+        rows = board.rows()
+    finally:
+        board.close()
+    for place, row in enumerate(rows):
+        if row.kind is Kind.STREAM and row.name == owner:
+            return Predecessor(row, tuple(_workers_of(rows[place + 1 :], row))) if _is_dead(row) else None
+    return None
+
+
+def _workers_of(rows: Sequence[RowView], stream: RowView) -> list[RowView]:
+    workers = []
+    for row in rows:
+        if row.kind is not Kind.WORKER or row.stream != stream.stream:
+            break
+        workers.append(row)
+    return workers
+
+
+def _is_dead(row: RowView) -> bool:
+    return row.kind is Kind.STREAM and not is_running(row.pid, row.start)
+
+
+def kill_left_over(workers: Sequence[RowView]) -> None:
+    """Kill the process groups that a dead stream process left, and wait until they are gone."""
+    left = [row for row in workers if row.kind is Kind.WORKER and row.pid != os.getpid()]
+    for row in left:
+        if kill_group(row.pid, row.start, signal.SIGKILL, session=row.session):
+            _log.warning("killed %s (pid %d), which had outlived its stream process", row.name, row.pid)
+    deadline = time.monotonic() + _DEATH_SECONDS
+    while any(is_running(row.pid, row.start) for row in left) and time.monotonic() < deadline:
+        time.sleep(0.005)

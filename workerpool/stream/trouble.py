@@ -1,0 +1,44 @@
+"""Errors of the environment: said once when they begin and once when they end, tried again ever more slowly. No I/O.
+
+A full disk, a lock that is not free, a folder that is gone: such an error burns no attempt of any job, and a loop that
+meets it must neither spin nor fill the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class Trouble:
+    """One kind of act and how it is going. Times are monotonic seconds."""
+
+    def __init__(self, what: str, logger: logging.Logger) -> None:
+        self._what = what
+        self._log = logger
+        self._since: float | None = None
+        self._pause = 0.0
+        self._said = ""
+        self.until = 0.0
+
+    def blocks(self, now: float) -> bool:
+        """Whether the act should not be tried yet."""
+        return now < self.until
+
+    def met(self, error: Exception, now: float) -> None:
+        """The act has failed."""
+        text = str(error)
+        if self._since is None or text != self._said:
+            self._log.error("%s: %s (trying again until it works)", self._what, text)
+            self._said = text
+        self._since = now if self._since is None else self._since
+        self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause * 2))
+        self.until = now + self._pause
+
+    def over(self, now: float) -> None:
+        """The act has succeeded."""
+        if self._since is not None:
+            self._log.warning("%s: works again after %.1f s", self._what, now - self._since)
+        self._since, self._pause, self._said, self.until = None, 0.0, "", 0.0
