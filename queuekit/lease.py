@@ -239,18 +239,13 @@ class DrainLease:
         """Unlink what dead holders have left that no lease names any more."""
         try:
             names = os.listdir(self._directory)
-            owners = {self.owner} | {
-                _owner_in(os.path.join(self._directory, name)) for name in names if _is_lease(name)
-            }
+            owners = {_owner_in(os.path.join(self._directory, name)) for name in names if _is_lease(name)}
             for name in os.listdir(self._leases):
                 owner = name.removesuffix(".alive")
-                if (
-                    owner != name
-                    and owner not in {self.owner, *owners}
-                    and remove_dead(os.path.join(self._leases, name))
-                ):
-                    for left in (each for each in names if each.endswith(f".drain.lease.tmp.{owner}")):
-                        os.unlink(os.path.join(self._directory, left))
+                if owner in {name, self.owner, *owners} or not remove_dead(os.path.join(self._leases, name)):
+                    continue
+                for left in (each for each in names if each.endswith(f".drain.lease.tmp.{owner}")):
+                    os.unlink(os.path.join(self._directory, left))
         except OSError as error:  # housekeeping only: the lease is won all the same
             _log.debug("could not tidy %s: %s", self._leases, error)
 

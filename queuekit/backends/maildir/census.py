@@ -1,4 +1,4 @@
-"""Counting and reading jobs without touching them. By name where names tell; a listing is a hint, so zero is asked twice."""
+"""Counting and reading jobs without touching them. By names where they tell. Zero is asked twice."""
 
 from __future__ import annotations
 
@@ -91,15 +91,10 @@ class Census:
     def _jobs(self, files: list[tuple[int, str, str]]) -> list[Job]:
         jobs = []
         for folder, file, name in files:
-            with contextlib.suppress(DecodingFailed, FileNotFoundError):
-                try:
-                    jobs.append(self._mount.read_job(folder, file, name)[0])
-                except PermissionError:
-                    continue
-                except FileNotFoundError:
-                    raise
-                except OSError as error:
-                    raise BackendUnavailable(f"cannot read {file}: {error.strerror}") from error
+            with contextlib.suppress(DecodingFailed):
+                job = self._mount.look_into(folder, file, name)
+                if job is not None:
+                    jobs.append(job)
         return sorted(jobs, key=lambda job: job.submitted_at)
 
     def signal(self, job_id: str) -> SignalFile | None:
@@ -119,9 +114,8 @@ class Census:
         if found is None:
             return None
         state, folder, file, name = found
-        try:
-            job, _ = self._mount.read_job(folder, file, name)
-        except FileNotFoundError:
+        job = self._mount.look_into(folder, file, name)
+        if job is None:  # it has just moved on
             return self.look_up(job_id)
         split = layout.split_later(file) if state is State.LATER else None
         return JobView(

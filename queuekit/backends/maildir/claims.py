@@ -14,11 +14,12 @@ from queuekit.job import Job
 
 @dataclasses.dataclass(slots=True)
 class Claim:
-    """One job in cur/ that is ours.
+    """One job in cur/ that is ours (or that a reply from elsewhere is for).
 
     `receipt`: the ctime of its file when it was claimed without a lease, which every later move changes; `fence`: the
-    number of the take-over under which it was claimed; `job`: kept under a lease only; `reply`: a reply whose last
-    sync failed and its signal's bytes, so that the same one repeated is known for what it is.
+    number of the take-over under which it was claimed; `job`: kept under a lease only; `reply`, `deferral`: a reply
+    and its signal's bytes, or a name in later/, that was not acknowledged, for its last sync may have failed: the same
+    act repeated is known for what it is.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Claim:
     job: Job | None
     submitted_at: HLC
     reply: tuple[Completion, bytes] | None = None
+    deferral: str | None = None
 
 
 class Claims:
@@ -40,13 +42,17 @@ class Claims:
         self._by_id: dict[str, list[Claim]] = {}
         self._sessions: dict[SessionID, dict[str, Claim]] = {}
         self._guard = threading.Lock()
+        self.taking = ""  # the name that is being claimed just now: ours already, whoever looks
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name
+        return name in self._by_name or name == self.taking
 
     def add(self, claim: Claim) -> None:
-        """Note a fresh claim."""
+        """Note a fresh claim. An earlier one of the same file has been taken from us meanwhile: it is forgotten."""
         with self._guard:
+            earlier = self._by_name.get(claim.name)
+            if earlier is not None:
+                self._drop(earlier)
             self._by_name[claim.name] = claim
             self._by_id.setdefault(claim.job_id, []).append(claim)
             self._sessions.setdefault(claim.session, {})[claim.name] = claim
@@ -68,6 +74,11 @@ class Claims:
         """Forget a claim; nothing happens when it is forgotten already."""
         with self._guard:
             self._drop(claim)
+
+    def drop_all(self, claims: Iterable[Claim]) -> None:
+        """Forget many."""
+        with self._guard:
+            self._drop_all(claims)
 
     def drop_stream(self, stream: str) -> None:
         """Forget every claim of a stream: its lease is lost, or was won anew."""

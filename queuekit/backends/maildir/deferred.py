@@ -1,8 +1,8 @@
 """later/: jobs that are not due yet, and bringing those that are into new/.
 
-A name there begins with its due time, so the oldest names of one listing are all that is needed. The listing is
-repeated when the folder has changed, not more often than its cost allows; what this process itself puts off it knows at
-once.
+A name there begins with its due time, so the oldest names of one listing are all that is needed, kept for each stream
+that asks: what waits for others costs it nothing. The listing is repeated when the folder has changed, not more often
+than its cost allows; what this process itself puts off it knows at once.
 
 A clock that is set back must not hold a job for longer than was meant: for what this process knows, a monotonic
 deadline stands beside the wall clock, and the earlier of the two counts.
@@ -10,7 +10,9 @@ deadline stands beside the wall clock, and the earlier of the two counts.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
+import threading
 import time
 
 from queuekit.backends.maildir import layout
@@ -18,105 +20,158 @@ from queuekit.backends.maildir.mount import Mount
 from queuekit.backends.maildir.ownership import Ownership
 from queuekit.clock import now_ms
 from queuekit.contract import Lease
-from queuekit.errors import BackendUnavailable, LeaseLost
+from queuekit.errors import BackendUnavailable, LeaseLost, QueueError
 
 _KEPT = 4096
 _LISTING_SHARE = 20
+_RETRY_SECONDS = 1.0  # what could not be promoted is tried again then
+_NEVER = float("inf")
+
+
+@dataclasses.dataclass(slots=True)
+class _Known:
+    """What one stream knows of later/: name -> (monotonic time, ms of the wall clock) at which it is due."""
+
+    due: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    first: tuple[float, float] = (_NEVER, _NEVER)
+    changed: tuple[int, int] = (-1, -1)
+    listed: tuple[float, float] = (-_NEVER, 0.0)
+
+    def note(self, name: str, due: tuple[float, float]) -> None:
+        self.due[name] = due
+        self.first = (min(self.first[0], due[0]), min(self.first[1], due[1]))
+
+    def replace(self, due: dict[str, tuple[float, float]]) -> None:
+        self.due = due
+        self.first = (
+            min((each[0] for each in due.values()), default=_NEVER),
+            min((each[1] for each in due.values()), default=_NEVER),
+        )
+
+    def names_due(self, monotonic: float, wall: int) -> list[str]:
+        if self.first[0] > monotonic and self.first[1] > wall:
+            return []
+        return sorted(name for name, due in self.due.items() if due[0] <= monotonic or due[1] <= wall)
 
 
 class Deferred:
-    """The deferred jobs of one mount."""
+    """The deferred jobs of one mount. Safe to use from several threads."""
 
     def __init__(self, mount: Mount, ownership: Ownership) -> None:
         self._mount = mount
         self._ownership = ownership
-        self._deadlines: dict[str, float] = {}  # later/ name -> monotonic time at which it is due
-        self._changed = (-1, -1)
-        self._listed = (float("-inf"), 0.0)
+        self._known: dict[str | None, _Known] = {}
+        self._guard = threading.RLock()
 
     def note(self, later_name: str, due_ms: int) -> None:
         """A job that this process has just put off."""
-        self._deadlines[later_name] = time.monotonic() + max(0, due_ms - now_ms()) / 1000
+        due = (_monotonic_deadline(due_ms), due_ms)
+        with self._guard:
+            for stream, known in self._known.items():
+                if _suggests(later_name, stream):
+                    known.note(later_name, due)
 
-    def promote_due(self, stream: str | None, lease: Lease | None) -> list[str]:
-        """Bring what is due into new/; returns the job names."""
-        self._look()
-        if not self._deadlines:
-            return []
-        wall, monotonic = now_ms(), time.monotonic()
-        due = [name for name, at in self._deadlines.items() if at <= monotonic or _due_ms(name) <= wall]
-        promoted = [self._promote(name, stream, lease) for name in sorted(due)]
-        return [name for name in promoted if name]
+    def promote_due(self, stream: str | None, lease: Lease | None) -> tuple[list[str], QueueError | None]:
+        """Bring what is due into new/: the job names, and what kept others from it."""
+        with self._guard:
+            try:
+                known = self._look(stream)
+            except BackendUnavailable as error:
+                return [], error
+            names, promoted, failure = known.names_due(time.monotonic(), now_ms()), [], None
+            for later_name in names:
+                try:
+                    name = self._promote(later_name, stream, lease)
+                except LeaseLost:
+                    raise
+                except QueueError as error:
+                    failure = failure or error
+                    known.due[later_name] = (time.monotonic() + _RETRY_SECONDS, _NEVER)
+                    continue
+                del known.due[later_name]
+                if name is not None:
+                    promoted.append(name)
+            if names:
+                known.replace(known.due)
+        return promoted, failure
 
     def next_due(self, stream: str | None = None) -> float | None:
-        """Seconds until the next known job of this stream is due; None when none is known."""
-        wall, monotonic = now_ms(), time.monotonic()
-        waits = [
-            min(at - monotonic, (_due_ms(name) - wall) / 1000)
-            for name, at in self._deadlines.items()
-            if self._suggests(name, stream)
-        ]
-        return max(0.0, min(waits)) if waits else None
+        """Seconds until the next known job of this stream is due; None when none is known.
+
+        Lists later/ only when it has not been listed for this stream; raises `BackendUnavailable` when that fails.
+        """
+        with self._guard:
+            first = (self._known.get(stream) or self._look(stream)).first
+        wait = min(first[0] - time.monotonic(), (first[1] - now_ms()) / 1000)
+        return None if wait == _NEVER else max(0.0, wait)
 
     def _promote(self, later_name: str, stream: str | None, lease: Lease | None) -> str | None:
+        """Make one job pending; None when it is gone, or another stream's."""
         mount = self._mount
         split = layout.split_later(later_name)
-        if split is None or not self._suggests(later_name, stream):
+        if split is None:
             return None
         name = split[2]
-        if not self._ownership.belongs(mount.later, later_name, stream, job_name=name):
+        if stream is not None and not self._ownership.holds(mount.later, later_name, stream, job_name=name):
             return None
         owner = stream or self._ownership.stream_of(mount.later, later_name, job_name=name)
         try:
             with mount.acting(owner, lease):
-                try:
-                    mount.ops.move_new(mount.later, later_name, mount.new, name)
-                except NotImplementedError:
-                    if mount.exists(mount.new, name):
-                        raise FileExistsError from None
-                    mount.ops.move(mount.later, later_name, mount.new, name)
-                except FileExistsError:
-                    mount.ops.unlink(mount.later, later_name)  # the same job is pending: one copy is enough
-        except FileNotFoundError:
-            name = ""
-        except LeaseLost:
-            raise
+                self._move(later_name, name, owner)
+        except FileNotFoundError as error:
+            if mount.heal_if_gone(mount.later, mount.new):
+                raise BackendUnavailable("a folder of the queue was removed") from error
+            return None
         except OSError as error:
             raise BackendUnavailable(f"cannot promote {name}: {error.strerror}") from error
-        self._deadlines.pop(later_name, None)
-        return name or None
+        return name
 
-    def _suggests(self, later_name: str, stream: str | None) -> bool:
-        split = layout.split_later(later_name)
-        return split is not None and (stream is None or layout.suggests(split[2], stream))
-
-    def _look(self) -> None:
-        """List later/ if it may have changed."""
+    def _move(self, later_name: str, name: str, stream: str) -> None:
         mount = self._mount
         try:
+            mount.move_new(mount.later, later_name, mount.new, name, stream)
+        except FileExistsError:
+            mount.ops.unlink(mount.later, later_name)  # the same job is pending: one copy is enough
+
+    def _look(self, stream: str | None) -> _Known:
+        """What is known, after listing later/ if it may have changed."""
+        mount = self._mount
+        known = self._known.setdefault(stream, _Known())
+        try:
+            mount.heal_if_gone(mount.later)
             facts = mount.ops.stat(mount.later, ".")
             changed = (facts.st_mtime_ns, facts.st_ino)
-            ended, took = self._listed
-            settled = now_ms() - facts.st_mtime_ns // 1_000_000 > 1000
-            if (changed == self._changed and settled) or time.monotonic() - ended < _LISTING_SHARE * took:
-                return
+            settled = abs(now_ms() - facts.st_mtime_ns // 1_000_000) > 1000
+            ended, took = known.listed
             begun = time.monotonic()
-            names = heapq.nsmallest(
-                _KEPT,
-                (
-                    entry.name
-                    for entry in mount.ops.entries(mount.later)
-                    if layout.split_later(entry.name) and entry.is_file(follow_symlinks=False)
-                ),
-            )
+            if (changed == known.changed and settled) or begun - ended < _LISTING_SHARE * took:
+                return known
+            names = self._oldest(stream)
         except OSError as error:
             raise BackendUnavailable(f"cannot list later/: {error.strerror}") from error
-        wall, ended = now_ms(), time.monotonic()
-        known = self._deadlines
-        self._deadlines = {name: known.get(name, ended + max(0, _due_ms(name) - wall) / 1000) for name in names}
-        self._changed, self._listed = changed, (ended, ended - begun)
+        ended = time.monotonic()
+        known.replace({name: known.due.get(name) or _deadlines(name) for name in names})
+        known.changed, known.listed = changed, (ended, ended - begun)
+        return known
+
+    def _oldest(self, stream: str | None) -> list[str]:
+        entries = self._mount.ops.entries(self._mount.later)
+        return heapq.nsmallest(
+            _KEPT,
+            (each.name for each in entries if _suggests(each.name, stream) and each.is_file(follow_symlinks=False)),
+        )
 
 
-def _due_ms(later_name: str) -> int:
+def _suggests(later_name: str, stream: str | None) -> bool:
     split = layout.split_later(later_name)
-    return split[0] if split else 0
+    return split is not None and (stream is None or layout.suggests(split[2], stream))
+
+
+def _deadlines(later_name: str) -> tuple[float, float]:
+    split = layout.split_later(later_name)
+    due_ms = split[0] if split else 0
+    return _monotonic_deadline(due_ms), due_ms
+
+
+def _monotonic_deadline(due_ms: int) -> float:
+    return time.monotonic() + max(0, due_ms - now_ms()) / 1000

@@ -8,8 +8,9 @@ sent twice and its later copy is dropped without running; another stream's job g
 from __future__ import annotations
 
 import contextlib
-import errno
+import dataclasses
 import logging
+import os
 import stat
 import threading
 import time
@@ -19,12 +20,12 @@ from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.lookahead import Lookahead
-from queuekit.backends.maildir.mount import Mount
+from queuekit.backends.maildir.mount import Mount, unreadable
 from queuekit.backends.maildir.ownership import Owner, Ownership
 from queuekit.backends.maildir.quarantine import Quarantine
 from queuekit.contract import Lease
 from queuekit.errors import BackendUnavailable, DecodingFailed, LeaseLost, QueueError, RenameFailed
-from queuekit.ids import SessionID
+from queuekit.ids import SessionID, safe_stream
 from queuekit.job import Claimed, Job
 from queuekit.lease import DrainLease
 
@@ -32,6 +33,16 @@ _log = logging.getLogger("queuekit.maildir")
 _REMEMBERED = 100_000
 _LISTING_SHARE = 4  # a listing that took t seconds is not repeated before 4 t have passed
 _CHEAP_LISTING_SECONDS = 0.02
+_MOST_FAILURES = 8  # so many files in one drain that cannot be claimed are passed over
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of drain: for which stream (None: all), as which session, under which lease."""
+
+    stream: str | None
+    session: SessionID
+    lease: Lease | None
 
 
 class Drainer:
@@ -47,6 +58,7 @@ class Drainer:
         self._quarantine = quarantine
         self._ahead: dict[str | None, Lookahead] = {}
         self._listed: dict[str | None, tuple[float, float]] = {}
+        self._looks: dict[str, DrainLease] = {}
         self._odd: set[str] = set()
         self._guard = threading.RLock()
 
@@ -56,18 +68,17 @@ class Drainer:
             self._refuse_leased(stream)
         elif stream is None or lease.stream != stream:
             raise LeaseLost(stream or "(all)", f"a lease of stream {lease.stream!r} was given")
+        else:
+            self._refuse_lost(lease)
         with self._guard:
-            for name in self._deferred.promote_due(stream, lease):
-                self.hint([name])
-            session = SessionID.mint()
-            claimed: list[Claimed] = []
-            try:
-                for job in self._claim_names(stream, limit, session, lease):
-                    claimed.append(Claimed(job=job, session_id=session))
-            except QueueError as error:
-                if not claimed:
-                    raise
-                _log.warning("a drain stopped early: %s", error)
+            promoted, failure = self._deferred.promote_due(stream, lease)
+            self.hint(promoted)
+            claimed, error = self._claim_up_to(limit, stream, lease)
+        failure = error or failure
+        if failure and not claimed:
+            raise failure
+        if failure:
+            _log.warning("a drain was not complete: %s", failure)
         claimed.sort(key=lambda each: each.job.submitted_at)
         return claimed
 
@@ -92,32 +103,54 @@ class Drainer:
         mount = self._mount
         leased = [stream] if stream is not None else sorted(self._leased_streams())
         for each in leased:
-            lease = DrainLease(mount.root, each, "look")
+            lease = self._looks.get(each)
+            if lease is None:  # kept: whether a lease is stale can take several looks to tell
+                lease = self._looks.setdefault(each, DrainLease(mount.root, each, "look"))
             if lease.is_held_by_other():
                 raise LeaseLost(each, lease.holder())
 
+    def _refuse_lost(self, lease: Lease) -> None:
+        """A look without the lock: a claim may still land just after a take-over, but not long after."""
+        try:
+            lease.verify()
+        except LeaseLost:
+            self._claims.drop_stream(lease.stream)
+            raise
+
     def _leased_streams(self) -> set[str]:
         suffix = ".drain.lease"
-        root = self._mount.ops.open_folder(self._mount.root)
         try:
-            names = [entry.name for entry in self._mount.ops.entries(root)]
-        finally:
-            self._mount.ops.close(root)
-        return {name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")}
+            names = os.listdir(self._mount.root)
+        except OSError as error:
+            raise BackendUnavailable(f"cannot list {self._mount.root}: {error.strerror}") from error
+        streams = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+        return {stream for stream in streams if stream and safe_stream(stream) == stream}
 
-    def _claim_names(
-        self, stream: str | None, limit: int | None, session: SessionID, lease: Lease | None
-    ) -> Iterator[Job]:
-        wanted = limit if limit is not None else float("inf")
-        taken = 0
-        for name in self._names(stream):
-            if taken >= wanted:
+    def _claim_up_to(
+        self, limit: int | None, stream: str | None, lease: Lease | None
+    ) -> tuple[list[Claimed], QueueError | None]:
+        """Claim until there are so many. A file that cannot be claimed now is passed over: it may block no other."""
+        call, wanted = _Call(stream, SessionID.mint(), lease), float("inf") if limit is None else limit
+        claimed: list[Claimed] = []
+        failed: list[tuple[str, QueueError]] = []
+        try:
+            for name in self._names(stream):
+                if len(claimed) >= wanted or len(failed) == _MOST_FAILURES:
+                    self._ahead[stream].put_back(name)
+                    break
+                try:
+                    job = self._claim(name, call)
+                except (QueueError, OSError) as error:
+                    failed.append((name, _as_queue_error(name, error)))
+                    continue
+                if job is not None:
+                    claimed.append(Claimed(job=job, session_id=call.session))
+        except QueueError as error:
+            failed.append(("", error))
+        for name, _ in failed:
+            if name:
                 self._ahead[stream].put_back(name)
-                return
-            job = self._claim(name, stream, session, lease)
-            if job is not None:
-                taken += 1
-                yield job
+        return claimed, failed[0][1] if failed else None
 
     def _names(self, stream: str | None) -> Iterator[str]:
         """Pending names, oldest first; new/ is listed when nothing more is known and there may be more."""
@@ -141,50 +174,56 @@ class Drainer:
         mount = self._mount
         try:
             mount.heal_if_gone(mount.new, mount.cur)
-            ahead.refill(
-                entry.name
-                for entry in mount.ops.entries(mount.new)
-                if self._ownership.may_be(entry.name, stream)
-                and self._is_file(entry.name, entry.is_file(follow_symlinks=False))
-            )
+            ahead.refill(self._claimable(stream))
         except OSError as error:
             raise BackendUnavailable(f"cannot list new/: {error.strerror}") from error
         ended = time.monotonic()
         self._listed[stream] = (ended, ended - begun)
 
-    def _is_file(self, name: str, regular: bool) -> bool:
-        if not regular and name not in self._odd:
-            self._remember(self._odd, name)
-            _log.warning("ignored %r in new/: it is not a regular file", name)
-        return regular
+    def _claimable(self, stream: str | None) -> Iterator[str]:
+        """The names in new/ that a claim is worth trying on; what is no job by its looks is mentioned once."""
+        for entry in self._mount.ops.entries(self._mount.new):
+            name = entry.name
+            if self._ownership.may_be(name, stream):
+                if entry.is_file(follow_symlinks=False):
+                    yield name
+                else:
+                    self._ignore(name, "it is not a regular file")
+            elif layout.tail(name) is None:
+                self._ignore(name, "its name is not a job's")
+
+    def _ignore(self, name: str, reason: str) -> None:
+        if name not in self._odd and len(self._odd) < _REMEMBERED:
+            self._odd.add(name)
+            _log.warning("ignored %r in new/: %s", name, reason)
 
     # -- taking one
 
-    def _claim(self, name: str, stream: str | None, session: SessionID, lease: Lease | None) -> Job | None:
+    def _claim(self, name: str, call: _Call) -> Job | None:
         """Take the job under this name in new/; None when it is gone, another stream's, a twin, or no job."""
+        stream = call.stream
         owner = self._ownership.owner(self._mount.new, name, stream)
         if owner is Owner.GONE or (stream is not None and owner not in {stream, Owner.NOBODY}):
             return None
-        owner = (stream or "") if owner is Owner.NOBODY else owner
-        with self._own_lock(owner, lease):
-            if not self._take(name, owner):
-                return None
-            return self._judge(name, stream, session, lease)
+        owner = owner if isinstance(owner, str) else stream or ""
+        if call.lease is None:  # a claim's receipt must be taken before anybody can move the job on
+            with self._mount.lock(owner):
+                return self._claim_of(name, owner, call)
+        return self._claim_of(name, owner, call)
 
-    def _own_lock(self, stream: str, lease: Lease | None) -> contextlib.AbstractContextManager[None]:
-        """Without a lease a claim's receipt must be taken before anybody can move the job on."""
-        return self._mount.lock(stream) if lease is None else contextlib.nullcontext()
+    def _claim_of(self, name: str, stream: str, call: _Call) -> Job | None:
+        self._claims.taking = name
+        try:
+            if not self._take(name, stream):
+                return None
+            return self._look_at_taken(name, stream, call)
+        finally:
+            self._claims.taking = ""
 
     def _take(self, name: str, stream: str) -> bool:
         mount = self._mount
         try:
-            try:
-                mount.ops.move_new(mount.new, name, mount.cur, name)
-            except NotImplementedError:
-                with mount.lock(stream):
-                    if mount.exists(mount.cur, name):
-                        raise FileExistsError from None
-                    mount.ops.move(mount.new, name, mount.cur, name)
+            mount.move_new(mount.new, name, mount.cur, name, stream)
         except FileNotFoundError:
             mount.heal_if_gone(mount.new, mount.cur)
             return False
@@ -192,60 +231,73 @@ class Drainer:
             self._drop_pending_twin(name, stream)
             return False
         except OSError as error:
-            self.hint([name])
             raise RenameFailed(f"new/{name}", f"cur/{name}", error.strerror or str(error)) from error
         return True
 
-    def _judge(self, name: str, stream: str | None, session: SessionID, lease: Lease | None) -> Job | None:
-        """What a file is that was just moved into cur/."""
+    def _look_at_taken(self, name: str, stream: str, call: _Call) -> Job | None:
+        """Judge what was just moved into cur/; it goes back when that cannot be told now."""
         mount = self._mount
         try:
-            job, facts = mount.read_job(mount.cur, name)
-        except DecodingFailed as error:
-            self._refuse(name, stream, error.reason, lease)
-            return None
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            if error.errno in {errno.EACCES, errno.ELOOP, errno.ENXIO}:
-                self._refuse(name, stream, error.strerror or "unreadable", lease)
+            try:
+                job, facts = mount.read_job(mount.cur, name)
+            except FileNotFoundError:
                 return None
-            self._give_back(name, stream or "")
-            raise BackendUnavailable(f"cannot read {name}: {error.strerror}") from error
-        if stream is not None and job.stream_id != stream:
+            except OSError as error:
+                raise unreadable(name, error) from error
+            return self._accept(name, stream, call, job, facts)
+        except DecodingFailed as error:
+            self._refuse(name, stream, error.reason, call.lease)
+        except (QueueError, OSError):
+            self._give_back(name, stream)
+            raise
+        return None
+
+    def _accept(self, name: str, stream: str, call: _Call, job: Job, facts: os.stat_result) -> Job | None:
+        if job.stream_id != stream:
             self._ownership.learn(name, job.stream_id)
             self._give_back(name, job.stream_id)
+            if None in self._ahead:
+                self._ahead[None].put_back(name)
             return None
         if self._has_ended(name, job) and self._drop_own_twin(name, job):
             return None
+        lease = call.lease
         self._claims.add(
             Claim(
                 name=name,
-                stream=job.stream_id,
+                stream=stream,
                 job_id=job.id,
                 submitted_at=job.submitted_at,
-                session=session,
-                receipt=facts.st_ctime_ns if lease is None else None,
+                session=call.session,
+                receipt=None if lease else facts.st_ctime_ns,
                 fence=lease.fence if lease else 0,
                 job=job if lease else None,
             )
         )
         return job
 
-    def _refuse(self, name: str, stream: str | None, reason: str, lease: Lease | None) -> None:
+    def _refuse(self, name: str, stream: str, reason: str, lease: Lease | None) -> None:
+        """What is no job: a file is put aside, anything else goes back to where it was."""
         mount = self._mount
-        owner = stream or layout.clear_stream(name) or ""
-        if not stat.S_ISREG(mount.ops.stat(mount.cur, name).st_mode):
-            self._give_back(name, owner)
-            self._is_file(name, False)
+        try:
+            if stat.S_ISREG(mount.ops.stat(mount.cur, name).st_mode):
+                self._quarantine.put_away(mount.cur, name, stream, reason, lease)
+                return
+        except FileNotFoundError:
             return
-        self._quarantine.put_away(mount.cur, name, owner, reason, lease)
+        except (QueueError, OSError):
+            self._give_back(name, stream)
+            raise
+        self._give_back(name, stream)
+        self._ignore(name, "it is not a regular file")
 
     def _give_back(self, name: str, stream: str) -> None:
         mount = self._mount
         with mount.lock(stream):
             try:
-                mount.ops.move(mount.cur, name, mount.new, name)
+                mount.move_over(mount.cur, name, mount.new, name)
+            except FileNotFoundError:
+                return  # brought home by somebody else
             except OSError as error:
                 raise RenameFailed(f"cur/{name}", f"new/{name}", error.strerror or str(error)) from error
 
@@ -271,6 +323,10 @@ class Drainer:
                 mount.ops.unlink(mount.new, name)
                 _log.info("dropped a second copy of %s, which is in flight", name)
 
-    def _remember(self, names: set[str], name: str) -> None:
-        if len(names) < _REMEMBERED:
-            names.add(name)
+
+def _as_queue_error(name: str, error: QueueError | OSError) -> QueueError:
+    if isinstance(error, QueueError):
+        return error
+    failure = BackendUnavailable(f"cannot claim {name}: {error.strerror}")
+    failure.__cause__ = error
+    return failure

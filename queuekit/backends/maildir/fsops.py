@@ -17,6 +17,7 @@ import fcntl
 import functools
 import os
 import platform
+import stat
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -124,10 +125,12 @@ class FileOps:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def read(self, folder: int, name: str, limit: int) -> tuple[bytes, os.stat_result]:
-        """A file's content, at most `limit` + 1 bytes of it, and its facts. Never blocks on what is no regular file."""
+        """A file's content, at most `limit` + 1 bytes of it, and its facts; nothing of what is no regular file."""
         fd = os.open(name, _READ, dir_fd=folder)
         try:
             facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                return b"", facts
             wanted = min(facts.st_size, limit) + 1
             data = os.read(fd, wanted)
             if 0 < len(data) < facts.st_size and len(data) < wanted:

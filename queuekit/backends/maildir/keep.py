@@ -1,7 +1,7 @@
 """What a person does to jobs that nobody works: cancel, retry, run now, prune; and finishing a retry that was cut off.
 
 All of it happens under the stream's lock, also beside a running pool. A retry is several moves; its intent, the old
-signal kept in `.workerpool/retry/<job file name>`, is written first and removed last, so that whoever finds it can go on.
+signal kept in `.workerpool/retry/<job file name>`, is made first and removed last, so that whoever finds it can go on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Keeper:
     # -- finding a job
 
     def locate(self, job_id: str) -> tuple[State, int, str, str] | None:
-        """`(state, folder, file name there, job file name)` of a job, wherever it is; looked for twice (it may move)."""
+        """`(state, folder, file name there, job file name)` of a job, wherever it is; looked for twice: it may move."""
         check_identifier(job_id)
         return self._look_for(job_id) or self._look_for(job_id)
 
@@ -56,8 +56,9 @@ class Keeper:
                 name = self._plain(folder, file)
                 if name is None:
                     continue
-                with contextlib.suppress(DecodingFailed, FileNotFoundError):
-                    if mount.read_job(folder, file, name)[0].id == job_id:
+                with contextlib.suppress(DecodingFailed):
+                    job = mount.look_into(folder, file, name)
+                    if job is not None and job.id == job_id:
                         return state, folder, file, name
         return None
 
@@ -83,7 +84,10 @@ class Keeper:
         if folder != mount.later:
             raise IllegalTransition(Verb.RELEASE, State.CUR, job_id)
         with self._holding(job_id, folder, file, name), as_write_failed(name):
-            self._move_new(folder, file, mount.new, name)
+            try:
+                mount.move_new(folder, file, mount.new, name, "")
+            except FileExistsError:
+                mount.ops.unlink(folder, file)  # the same job is pending: one copy is enough
             mount.sync_folder(mount.new)
         return name
 
@@ -106,13 +110,23 @@ class Keeper:
             )
             staged = mount.stage_all([encode_signal(signal)])[0]
             try:
-                self._move_new(folder, file, mount.cur, name)
-                mount.ops.move(mount.tmp, staged, mount.done, layout.signal_filename(job_id))
-                mount.ops.move(mount.cur, name, mount.done, name)
+                mount.move_new(folder, file, mount.cur, name, job.stream_id)
+                self._end_claimed(staged, job_id, name)
             except BaseException:
                 mount.discard([staged])
                 raise
             mount.sync_folder(mount.done)
+
+    def _end_claimed(self, staged: str, job_id: str, name: str) -> None:
+        """A cancelled job from cur/ into done/; when that fails it is pending again."""
+        mount = self._mount
+        try:
+            mount.ops.move(mount.tmp, staged, mount.done, layout.signal_filename(job_id))
+            mount.ops.move(mount.cur, name, mount.done, name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                mount.ops.move(mount.cur, name, mount.new, name)
+            raise
 
     def _is_twin(self, name: str, job: Job) -> bool:
         mount = self._mount
@@ -127,10 +141,11 @@ class Keeper:
         mount = self._mount
         signal = layout.signal_filename(job_id)
         with self._holding(job_id, folder, file, name), as_write_failed(name):
-            self._close_intent(name, job_id)
-            if not mount.exists(mount.done, signal):
+            if mount.exists(mount.done, signal):
+                self._close_intent(name, job_id)
+                mount.ops.move(mount.done, signal, mount.intents, name)
+            elif not mount.exists(mount.intents, name):
                 raise IllegalTransition(Verb.RETRY, "without a record of its end", job_id)
-            mount.ops.move(mount.done, signal, mount.intents, name)
             self._resume_retry(name, job_id)
         return name
 
@@ -138,8 +153,7 @@ class Keeper:
         """From the intent to the pending job: every step may find itself done already."""
         mount = self._mount
         job, _ = mount.read_job(mount.done, name)
-        staged = mount.stage(encode_job(Delivery().onto(job)), sync=True)
-        mount.ops.move(mount.tmp, staged, mount.done, name)
+        mount.replace(mount.done, name, encode_job(Delivery().onto(job)))
         mount.ops.move(mount.done, name, mount.new, name)
         mount.ops.sync_folder(mount.new)
         mount.ops.sync_folder(mount.done)
@@ -200,7 +214,7 @@ class Keeper:
             if limit is not None and pruned >= limit:
                 break
             with contextlib.suppress(FileNotFoundError):
-                pruned += self._prune_one(name, horizon, lease)
+                pruned += self._prune_one(name, horizon, stream, lease)
         if pruned:
             with as_write_failed("done/"):
                 mount.sync_folder(mount.done)
@@ -215,13 +229,15 @@ class Keeper:
             if layout.physical_time(name) <= horizon and self._ownership.belongs(mount.done, name, stream):
                 yield name
 
-    def _prune_one(self, name: str, horizon: int, lease: Lease | None) -> bool:
+    def _prune_one(self, name: str, horizon: int, stream: str | None, lease: Lease | None) -> bool:
         mount = self._mount
-        stream = self._ownership.stream_of(mount.done, name)
+        stream = stream or self._ownership.stream_of(mount.done, name)
         with mount.acting(stream, lease), as_write_failed(name):
             signal, ended_ms, job_id = self._end_of(name)
             if ended_ms is not None and ended_ms > horizon:
                 return False
+            if ended_ms is None and mount.exists(mount.intents, name):
+                return False  # a retry was cut off: it will run again
             if job_id is not None:
                 self._close_intent(name, job_id)
             if ended_ms is not None:
@@ -236,8 +252,11 @@ class Keeper:
         """The signal of a file in done/, when it ended (None: no signal) and the job's id (None: quarantined)."""
         mount = self._mount
         try:
-            job_id: str | None = mount.read_job(mount.done, name)[0].id
-            signal = layout.signal_filename(job_id or "")
+            job = mount.look_into(mount.done, name)
+            if job is None:
+                raise FileNotFoundError(name)
+            job_id: str | None = job.id
+            signal = layout.signal_filename(job.id)
         except DecodingFailed:
             job_id, signal = None, layout.quarantine_signal_filename(name)
         try:
@@ -258,12 +277,3 @@ class Keeper:
             if not mount.exists(folder, file):
                 raise JobNotFound(job_id, "it has just moved on: look again")
             yield
-
-    def _move_new(self, source: int, file: str, target_folder: int, name: str) -> None:
-        mount = self._mount
-        try:
-            mount.ops.move_new(source, file, target_folder, name)
-        except NotImplementedError:
-            if mount.exists(target_folder, name):
-                raise FileExistsError(name) from None
-            mount.ops.move(source, file, target_folder, name)

@@ -2,7 +2,7 @@
 
 A job's file is named `{physical:016d}-{logical:08d}-{node:010d}-{stream}-{id}`. Stream and id may both hold hyphens,
 so a name *suggests* a stream and only the file's content decides; but a name whose part after the stream is exactly a
-32-digit hex id is taken at its word (`is_clear`).
+32-digit hex id is taken at its word (`is_clear`) where a mistake is found out afterwards.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
 SIGNAL = ".signal"
 STALE_TMP_SECONDS = 300.0
 
-_SHAPE = re.compile(r"(?P<physical>-?\d+)--?\d+-\d+-(?P<tail>.+)", re.DOTALL)
+_SHAPE = re.compile(r"(-?\d+)--?\d+-\d+-(?=.)", re.ASCII | re.DOTALL)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
-_LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.DOTALL)
+_LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.ASCII | re.DOTALL)
+_CLAIM = re.compile(r"[0-9a-f]{32}-(?=.)", re.DOTALL)
 
 
 def job_filename(job: Job) -> str:
@@ -49,37 +50,35 @@ def check_job_name(job: Job) -> str:
 
 def tail(name: str) -> str | None:
     """The `{stream}-{id}` of a job's file name; None when it has not the shape of one."""
-    match = _SHAPE.fullmatch(name)
-    return match["tail"] if match and not name.endswith(SIGNAL) else None
+    shape = _SHAPE.match(name)
+    return name[shape.end() :] if shape and not name.endswith(SIGNAL) else None
 
 
 def physical_time(name: str) -> int:
     """The ms since the epoch that a job's file name begins with; 0 when it has not the shape of one."""
-    match = _SHAPE.fullmatch(name)
-    return int(match["physical"]) if match else 0
+    shape = _SHAPE.match(name)
+    return int(shape[1]) if shape else 0
 
 
 def suggests(name: str, stream: str) -> bool:
     """Whether the file might hold a job of this stream."""
-    if f"-{stream}-" not in name or name.endswith(SIGNAL):
+    if f"-{stream}-" not in name:
         return False
     rest = tail(name)
-    return rest is None or rest.startswith(f"{stream}-")
+    return rest is not None and rest.startswith(f"{stream}-")
 
 
 def is_clear(name: str, stream: str) -> bool:
-    """Whether the name alone says that the job is this stream's: `-{stream}-` and then a 32-digit hex id."""
-    return (
-        len(name) > CLAIM_PREFIX
-        and name.endswith(f"-{stream}{name[-CLAIM_PREFIX:]}")
-        and name[-CLAIM_PREFIX] == "-"
-        and _HEX_ID.fullmatch(name, len(name) - 32) is not None
-        and tail(name) == stream + name[-CLAIM_PREFIX:]
-    )
+    """Whether the name states the stream: it fills all between the timestamp and a 32-digit hex id."""
+    return name.startswith(f"-{stream}-", -CLAIM_PREFIX - len(stream) - 1) and clear_stream(name) == stream
 
 
 def clear_stream(name: str) -> str | None:
-    """The stream that the name states clearly, None when only the content can tell."""
+    """The stream that the name states, None when only the content can tell.
+
+    A name can lie: stream `a` with the id `b-<32 hex digits>` looks like stream `a-b`. It is good for counting and for
+    a first choice; who moves a job on asks the content.
+    """
     rest = tail(name)
     if rest is None or len(rest) <= CLAIM_PREFIX or rest[-CLAIM_PREFIX] != "-":
         return None
@@ -99,6 +98,12 @@ def quarantine_signal_filename(name: str) -> str:
     return f"{encoded[:150].decode(errors='surrogateescape')}-{hashlib.sha256(encoded).hexdigest()}{SIGNAL}"
 
 
+def spare_name(name: str, token: str) -> str:
+    """Another name for a file that cannot be read, when its own one is taken; it stays recognisable."""
+    encoded = name.encode(errors="surrogateescape")[: 255 - len(SIGNAL) - len(token) - 1]
+    return f"{encoded.decode(errors='surrogateescape')}.{token}"
+
+
 def later_filename(name: str, due_ms: int, *, retry: bool) -> str:
     """The name in later/ of a job that is due at `due_ms`."""
     return f"{max(due_ms, 0):016d}-{'r' if retry else 's'}-{name}"
@@ -112,9 +117,7 @@ def split_later(name: str) -> tuple[int, bool, str] | None:
 
 def split_claim(name: str) -> str | None:
     """The job file name inside a newer port's claim name; None when it has another shape."""
-    if len(name) <= CLAIM_PREFIX or name[CLAIM_PREFIX - 1] != "-":
-        return None
-    return name[CLAIM_PREFIX:]
+    return name[CLAIM_PREFIX:] if _CLAIM.match(name) else None
 
 
 def dossier_filename(job_id: str) -> str:

@@ -293,7 +293,7 @@ class Mount:
     def look_into(self, folder: int, name: str, job_name: str | None = None) -> Job | None:
         """The job in a file; None when the file is gone.
 
-        Raises `DecodingFailed` when it holds none or may not be opened, `BackendUnavailable` when it cannot be read now.
+        Raises `DecodingFailed` when it holds none or may not be opened, `BackendUnavailable` when it cannot be read.
         """
         try:
             return self.read_job(folder, name, job_name)[0]
@@ -301,6 +301,15 @@ class Mount:
             return None
         except OSError as error:
             raise unreadable(name, error) from error
+
+    def replace(self, folder: int, name: str, data: bytes) -> None:
+        """Put a file with this content, already on disk, in place of the one of that name."""
+        staged = self.stage(data, sync=True)
+        try:
+            self.ops.move(self.tmp, staged, folder, name)
+        except BaseException:
+            self.discard([staged])
+            raise
 
     def move_new(self, source: int, name: str, target: int, new_name: str, stream: str) -> None:
         """Rename without replacing; raises `FileExistsError`, also where only looking first can tell."""
@@ -347,7 +356,7 @@ class Mount:
 
 def unreadable(name: str, error: OSError) -> QueueError:
     """What it means that a file cannot be read: nobody's fault but its own, or a trouble of the whole store."""
-    if error.errno in {errno.EACCES, errno.ELOOP, errno.ENXIO}:
+    if error.errno in {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EISDIR}:
         return DecodingFailed(error.strerror or "unreadable")
     return BackendUnavailable(f"cannot read {name}: {error.strerror}")
 

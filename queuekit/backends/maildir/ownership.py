@@ -1,4 +1,4 @@
-"""Whose file is it: by its name where that is clear, else by the job inside, which is looked up once and remembered."""
+"""Whose file is it: by its name where that is clear and little hangs on it, else by the job inside."""
 
 from __future__ import annotations
 
@@ -38,35 +38,43 @@ class Ownership:
         return layout.suggests(job_name, stream) and self._known.get(job_name, stream) in {stream, Owner.NOBODY}
 
     def owner(self, folder: int, name: str, stream: str | None = None, *, job_name: str | None = None) -> str | Owner:
-        """The stream of a file, or why there is none. `stream`: the one that asks, for it may be clear to it alone."""
+        """The stream of a file, or why there is none; a clear name is believed. `stream`: the one that asks."""
         plain = job_name or name
-        if plain not in self._known:
-            if stream is not None and layout.is_clear(plain, stream):
-                return stream
-            clear = layout.clear_stream(plain)
-            if clear is not None and stream is None:
-                return clear
-            found = self._look(folder, name, plain)
-            if found is Owner.GONE:
-                return found
+        known = self._known.get(plain)
+        if known is not None:
+            return known
+        clear = layout.clear_stream(plain)
+        if clear is not None and stream in {None, clear}:
+            return clear
+        found = self.look(folder, name, plain)
+        if found is not Owner.GONE:
             self.learn(plain, found)
-        return self._known[plain]
+        return found
 
     def belongs(self, folder: int, name: str, stream: str | None, *, job_name: str | None = None) -> bool:
-        """Whether the file is this stream's (or suggests it and holds no job); with no stream: any that has the shape."""
+        """Whether the file counts as this stream's, or suggests it and holds no job; no stream: whatever has the shape.
+
+        For counting: a clear name is believed.
+        """
         plain = job_name or name
         if stream is None:
             return layout.tail(plain) is not None
-        if not layout.suggests(plain, stream):
-            return False
-        return self.owner(folder, name, stream, job_name=plain) in {stream, Owner.NOBODY}
+        return layout.suggests(plain, stream) and self.owner(folder, name, stream, job_name=plain) in {
+            stream,
+            Owner.NOBODY,
+        }
+
+    def holds(self, folder: int, name: str, stream: str, *, job_name: str) -> bool:
+        """Whether the file is this stream's by its content, or suggests it and holds no job. For who moves it on."""
+        return layout.suggests(job_name, stream) and self.look(folder, name, job_name) in {stream, Owner.NOBODY}
 
     def stream_of(self, folder: int, name: str, *, job_name: str | None = None) -> str:
-        """The stream whose lock guards the file; the empty text when it has none."""
-        owner = self.owner(folder, name, job_name=job_name)
+        """The stream whose lock guards the file, by its content; the empty text when it has none."""
+        owner = self.look(folder, name, job_name or name)
         return owner if isinstance(owner, str) else ""
 
-    def _look(self, folder: int, name: str, job_name: str) -> str | Owner:
+    def look(self, folder: int, name: str, job_name: str) -> str | Owner:
+        """What the file says; `BackendUnavailable` when it cannot be read now."""
         try:
             job = self._mount.look_into(folder, name, job_name)
         except DecodingFailed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.mount import Mount, as_write_failed
@@ -33,11 +34,18 @@ class Quarantine:
             staged = mount.stage_all([encode_signal(signal)])[0]
             try:
                 with mount.acting(stream, lease):
-                    mount.ops.move(mount.tmp, staged, mount.done, layout.quarantine_signal_filename(name))
-                    mount.ops.move(folder, name, mount.done, name)
+                    kept = self._free_name(name)
+                    mount.ops.move(mount.tmp, staged, mount.done, layout.quarantine_signal_filename(kept))
+                    mount.ops.move(folder, name, mount.done, kept)
             except BaseException:
                 mount.discard([staged])
                 raise
             mount.sync_folder(mount.done)
         self.count += 1
         _log.warning("put %r aside in done/: %s", shown, reason)
+
+    def _free_name(self, name: str) -> str:
+        """The name to keep it by: its own, unless that is somebody's record. Under the stream's lock."""
+        if not self._mount.exists(self._mount.done, name):
+            return name
+        return layout.spare_name(name, os.urandom(4).hex())

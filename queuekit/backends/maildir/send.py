@@ -6,6 +6,7 @@ same apart from the delivery record, else an error. Nothing is ever replaced.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable
@@ -76,13 +77,7 @@ class Sender:
     def _publish(self, staged: str, name: str, job: Job, folder: int, target: str) -> None:
         mount = self._mount
         try:
-            try:
-                mount.ops.move_new(mount.tmp, staged, folder, target)
-            except NotImplementedError:
-                with mount.lock(job.stream_id):
-                    if mount.exists(folder, target):
-                        raise FileExistsError from None
-                    mount.ops.move(mount.tmp, staged, folder, target)
+            mount.move_new(mount.tmp, staged, folder, target, job.stream_id)
         except FileExistsError:
             self._accept_again(staged, name, job, folder, target)
         except FileNotFoundError:
@@ -94,17 +89,15 @@ class Sender:
         """The name is taken: fine when it is this job, which then must be durable before we say so."""
         mount = self._mount
         try:
-            present, _ = mount.read_job(folder, target, name)
-        except FileNotFoundError:  # claimed meanwhile: the job has been accepted before
-            mount.discard([staged])
-            return
+            present = mount.look_into(folder, target, name)
         except DecodingFailed as error:
             raise WriteFailed(name, f"the name is taken by a file that is no job: {error.reason}") from error
-        if not same_job(present, job):
+        if present is not None and not same_job(present, job):
             raise WriteFailed(name, "another job with the same stream, id and time is pending")
+        if present is not None and mount.durability is Durability.FULL:
+            with contextlib.suppress(FileNotFoundError):  # claimed meanwhile: the job has been accepted before
+                mount.ops.sync_file(folder, target)
         mount.discard([staged])
-        if mount.durability is Durability.FULL:
-            mount.ops.sync_file(folder, target)
 
 
 def prepare(job: Job, max_job_bytes: int) -> tuple[str, bytes]:

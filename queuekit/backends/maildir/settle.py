@@ -131,7 +131,7 @@ class Settler:
 
     def _finish_elsewhere(self, reply: _Reply, lease: Lease | None) -> bool:
         """The job is not in cur/ as we had it: it has ended by this very reply, has vanished, or is not ours."""
-        mount, claim = self._mount, reply.claim
+        claim = reply.claim
         if self._is_repeated(reply):
             self._place(reply)
             return True
@@ -212,25 +212,20 @@ class Settler:
 
     def _locate(self, completions: Sequence[Completion], lease: Lease | None) -> list[_Reply]:
         """The claims that the replies are for: from the book, else by one look through cur/."""
+        stream = lease.stream if lease else None
         replies, unknown = [], []
         for completion in completions:
-            claim = self._own_claim(completion.job_id, lease)
-            if claim is not None:
-                replies.append(_Reply(completion, claim))
-            else:
+            claim = self._claims.find(completion.job_id, stream)
+            if claim is None:
                 unknown.append(completion)
+            elif lease is not None and claim.fence != lease.fence:
+                self._claims.drop(claim)  # claimed before the lease was lost and won again
+            else:
+                replies.append(_Reply(completion, claim))
         if unknown:
             found = self._search({each.job_id for each in unknown}, lease)
             replies += [_Reply(each, found[each.job_id]) for each in unknown if each.job_id in found]
         return replies
-
-    def _own_claim(self, job_id: str, lease: Lease | None) -> Claim | None:
-        """The claim in the book; what was claimed before the lease was lost and won again does not count."""
-        while True:
-            claim = self._claims.find(job_id, lease.stream if lease else None)
-            if claim is None or lease is None or claim.fence == lease.fence:
-                return claim
-            self._claims.drop(claim)
 
     def _search(self, ids: set[str], lease: Lease | None) -> dict[str, Claim]:
         """Jobs in cur/ that this instance did not claim, by the id inside; the oldest where two have the same."""
@@ -424,7 +419,7 @@ def checked_completion(completion: Completion) -> Completion:
     for artifact in completion.artifacts:
         if not isinstance(artifact, ArtifactRef):
             raise WriteFailed(f"the signal of job {completion.job_id}", f"{artifact!r} is no ArtifactRef")
-    return dataclasses.replace(completion, status=status)
+    return Completion(completion.job_id, status, tuple(completion.artifacts), completion.dossier)
 
 
 def _foreign_claim(name: str, job: Job, lease: Lease | None) -> Claim:
