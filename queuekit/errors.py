@@ -59,7 +59,7 @@ class DecodingFailed(QueueError):
     def __init__(self, reason: str, job_id: str | None = None) -> None:
         self.job_id = job_id
         self.reason = reason
-        super().__init__(f"cannot decode {'job ' + job_id if job_id else 'these bytes'}: {reason}")
+        super().__init__(f"cannot decode {'job ' + repr(job_id)[:100] if job_id else 'these bytes'}: {reason}")
 
 
 class UnknownTool(QueueError):

@@ -28,6 +28,7 @@ from queuekit.errors import (
     BackendUnavailable,
     DecodingFailed,
     DirectoryCreationFailed,
+    InvalidIdentifier,
     LeaseLost,
     QueueError,
     WriteFailed,
@@ -35,7 +36,7 @@ from queuekit.errors import (
 from queuekit.ids import safe_stream
 from queuekit.job import Job
 from queuekit.locks import StreamLock
-from queuekit.wire import decode_job
+from queuekit.wire import check_identifiers, decode_job
 
 T = TypeVar("T")
 _log = logging.getLogger("queuekit.maildir")
@@ -286,6 +287,7 @@ class Mount:
         if len(data) > limit:
             raise DecodingFailed(f"larger than {limit} bytes")
         job = decode_job(data)
+        _check_ids(job)
         if layout.job_filename(job) != (job_name or name):
             raise DecodingFailed("the file's name does not belong to the job inside", job.id)
         return job, facts
@@ -359,6 +361,14 @@ def unreadable(name: str, error: OSError) -> QueueError:
     if error.errno in {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EISDIR}:
         return DecodingFailed(error.strerror or "unreadable")
     return BackendUnavailable(f"cannot read {name}: {error.strerror}")
+
+
+def _check_ids(job: Job) -> None:
+    """An id that no file name may hold could be claimed, but never be settled."""
+    try:
+        check_identifiers(job)
+    except InvalidIdentifier as error:
+        raise DecodingFailed(str(error)) from None
 
 
 class as_write_failed:  # noqa: N801  reads as a statement

@@ -263,6 +263,6 @@ class TestLenientIn:
         assert decode_job(memoryview(data)) == decode_job(bytearray(data)) == decode_job(data)  # type: ignore[arg-type]
 
     def test_an_error_names_the_job_where_it_can(self) -> None:
-        with pytest.raises(DecodingFailed, match="job j1: priority is missing") as caught:
+        with pytest.raises(DecodingFailed, match="job 'j1': priority is missing") as caught:
             decode_job(encode_job(job()).replace(b'"priority":50,', b""))
         assert (caught.value.job_id, caught.value.reason) == ("j1", "priority is missing")
