@@ -191,7 +191,7 @@ class QueueKit:
         """End a job that is in flight; durable when this returns.
 
         Raises `InvalidTerminalStatus` before anything is touched, `JobNotFound` when the job is not in flight (any
-        more: somebody else has it, drop the outcome), `LeaseLost`, `WriteFailed` (the job is still in flight: reply again).
+        more: somebody else has it, drop the outcome), `LeaseLost`, `WriteFailed` (it is still in flight: reply again).
         """
         self.backend.complete(job_id, check_terminal(status), artifacts, lease=lease)
 
