@@ -50,6 +50,7 @@ def run(
 ) -> int:
     """The same for a configuration that was read already; `standby=False` ends with 4 when another pool is there."""
     streams = _chosen(config, only)
+    refuse_unsupported(config)
     logs.configure(config.log, "master")
     directory = _try_store(config)
     warm_up()
@@ -89,6 +90,18 @@ def run(
     board.remove() if code == 0 else board.close()
     box.close()
     return code
+
+
+def refuse_unsupported(config: PoolConfig) -> None:
+    """Raise `ConfigError` for what a configuration may say and this version cannot do: it must not be ignored."""
+    file = config.path or "config"
+    problems = []
+    if config.store.scheme != "dir":
+        problems.append(Problem(file, None, "store.url", "a pool of this version runs on dir: stores only"))
+    if config.http.listen:
+        problems.append(Problem(file, None, "http.listen", "this version serves no page; leave it empty"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _chosen(config: PoolConfig, only: Sequence[str]) -> list[StreamConfig]:
