@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from queuekit import QueueError
 from queuekit.telemetry.shared_window import SharedLatencyWindowBox
@@ -26,20 +26,6 @@ SPARE_STREAM_ROWS = 64
 _PRIVATE = ".workerpool"
 
 
-def run_pool(
-    config: str | os.PathLike[str] | Mapping[str, object], *, burst: bool = False, only: Sequence[str] = ()
-) -> int:
-    """Run a pool in this process until it ends; returns the exit code of `workerpool run`.
-
-    `config`: a config.toml, or its content as a mapping. `burst`: end when nothing is outstanding. `only`: the streams
-    to work (default: all). Raises `ConfigError` before anything is started, `QueueError` when the store cannot be used.
-    The process must have no threads; its signal handlers are the pool's meanwhile.
-    """
-    from workerpool.config_file import load_config
-
-    return run(load_config(config), reload=lambda: load_config(config), burst=burst, only=only)
-
-
 def run(
     config: PoolConfig,
     *,
@@ -48,7 +34,13 @@ def run(
     only: Sequence[str],
     standby: bool = True,
 ) -> int:
-    """The same for a configuration that was read already; `standby=False` ends with 4 when another pool is there."""
+    """Run a pool in this process until it ends; returns the exit code of `workerpool run`.
+
+    `reload`: reads the configuration again (at HUP), None: it cannot be. `burst`: end when nothing is outstanding.
+    `only`: the streams to work, empty = all. `standby=False`: end with 4 when another pool works one of them. Raises
+    `ConfigError` before anything is started, `QueueError` when the store cannot be used. The process must have no
+    threads; its signal handlers are the pool's meanwhile.
+    """
     streams = _chosen(config, only)
     refuse_unsupported(config)
     logs.configure(config.log, "master")
