@@ -1,0 +1,228 @@
+"""The log of a pool's processes: one line per record, whole, from any process, to standard error or one shared file.
+
+`configure` is called in each process after its fork, with the name that the lines carry. Text looks like
+
+    14:05:44 info encode-1 hello, world
+
+and JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras, and
+`exception`. A record is written by one `os.write` to a descriptor in append mode, without a buffer that a fork could
+double or a lock that it could leave locked. What was logged cannot forge a line: control characters are escaped, and
+the lines of a traceback are indented.
+
+The file is opened with mode 0600, never through a link, and opened anew whenever its path leads to another file (a log
+rotation needs no signal) or the descriptor is not the file any more (it is parked in a forked child). When it cannot be
+written, lines go to standard error. Logging never raises into whoever logs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import stat
+import time
+from typing import Any
+
+from workerpool.config import LogConfig, LogFormat
+
+_OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_RETRY_SECONDS = 1.0
+_STDERR = 2
+
+
+def configure(config: LogConfig, process_name: str) -> None:
+    """Send everything that this process logs to where `config` says, under `process_name`.
+
+    Replaces what an earlier call set up, here or in the parent. A file that cannot be opened is complained about on
+    standard error, and tried again while lines are written.
+    """
+    handler = LineHandler(config.file)
+    handler.setFormatter(_formatter(config, process_name))
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if isinstance(each, LineHandler)]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(config.level.value.upper())
+    logging.captureWarnings(True)
+
+
+def reopen() -> None:
+    """Open the log file anew with the next line."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.reopen()
+
+
+def one_line(text: str) -> str:
+    """`text` with everything that is not printable escaped: line ends, terminal sequences, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+class LineHandler(logging.Handler):
+    """Writes each record as one piece. `path`: the file; "" = standard error."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = _File(path) if path else None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it; whatever goes wrong is said in the line itself, or lost."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001  arguments that do not fit the text must not hurt who logs them
+            line = self._format_bare(record, error)
+        data = f"{line}\n".encode(errors="backslashreplace")
+        if self._file is None or not self._file.write(data):
+            _write(_STDERR, data)
+
+    def _format_bare(self, record: logging.LogRecord, error: Exception) -> str:
+        """The line of a record that cannot be formatted as it is: its bare text, and why."""
+        facts = {"name": record.name, "levelname": record.levelname, "levelno": record.levelno}
+        text = f"{record.msg if isinstance(record.msg, str) else type(record.msg).__name__} (not complete: {error!r})"
+        return self.format(logging.makeLogRecord(facts | {"msg": text, "created": record.created}))
+
+    def reopen(self) -> None:
+        """Open the file anew with the next line."""
+        if self._file is not None:
+            self._file.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.reopen()
+        super().close()
+
+
+class _File:
+    """A log file by its path: always the file that is there now."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._facts: os.stat_result | None = None
+        self._not_before = 0.0
+
+    def write(self, data: bytes) -> bool:
+        """Append; whether that worked."""
+        try:
+            if not self._is_current():
+                self.close()
+                if not self._open():
+                    return False
+        except OSError:
+            return False
+        return _write(self._fd, data)
+
+    def close(self) -> None:
+        """Close the descriptor, unless it has become something else (parked after a fork, or used again)."""
+        fd, facts, self._fd, self._facts = self._fd, self._facts, -1, None
+        try:
+            if fd >= 0 and facts is not None and os.path.samestat(os.fstat(fd), facts):
+                os.close(fd)
+        except OSError:  # it is closed already
+            return
+
+    def _is_current(self) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._path, follow_symlinks=False))
+        except OSError:
+            return False
+
+    def _open(self) -> bool:
+        """Open the file; a failure is said once, and the next try waits a second."""
+        now = time.monotonic()
+        if now < self._not_before:
+            return False
+        try:
+            self._fd = os.open(self._path, _OPEN, 0o600)
+            self._facts = os.fstat(self._fd)
+            if stat.S_ISREG(self._facts.st_mode):
+                self._not_before = 0.0
+                return True
+            reason = "not a regular file"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if not self._not_before:
+            _write(_STDERR, f"cannot log to {one_line(self._path)}, so here: {reason}\n".encode())
+        self.close()
+        self._not_before = now + _RETRY_SECONDS
+        return False
+
+
+def _write(fd: int, data: bytes) -> bool:
+    """One write; what a short one left over follows at once, or the next line would be glued to it."""
+    try:
+        written = os.write(fd, data)
+        while written < len(data):
+            written += os.write(fd, data[written:])
+    except OSError:  # nobody reads, or the disk is full: a log line is not worth a process
+        return False
+    return True
+
+
+# -- what a line looks like
+
+
+def _formatter(config: LogConfig, process_name: str) -> logging.Formatter:
+    text = config.format is LogFormat.TEXT
+    if config.format is LogFormat.AUTO:
+        text = not config.file and os.isatty(_STDERR)
+    return _TextFormatter(process_name) if text else _json_formatter(process_name)
+
+
+class _TextFormatter(logging.Formatter):
+    """`HH:MM:SS level process message`; a traceback follows, each of its lines indented."""
+
+    def __init__(self, process_name: str) -> None:
+        super().__init__()
+        self._process = one_line(process_name)
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        lines = [f"{clock} {record.levelname.lower()} {self._process} {one_line(record.getMessage())}"]
+        if record.exc_info:
+            lines += [f"    {one_line(line)}" for line in self.formatException(record.exc_info).split("\n")]
+        if record.stack_info:
+            lines += [f"    {one_line(line)}" for line in record.stack_info.split("\n")]
+        return "\n".join(lines)
+
+
+def _json_formatter(process_name: str) -> logging.Formatter:
+    from pythonjsonlogger.json import JsonFormatter
+
+    class Lines(JsonFormatter):
+        def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
+            moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+            return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+        def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+            first = {"time": log_data.pop("time"), "level": log_data.pop("level").lower(), "process": process_name}
+            return first | {"pid": log_data.pop("pid")} | log_data
+
+    names = {
+        "asctime": "time",
+        "levelname": "level",
+        "process": "pid",
+        "name": "logger",
+        "exc_info": "exception",
+        "stack_info": "stack",
+    }
+    return Lines(
+        "%(asctime)s %(levelname)s %(process)d %(name)s %(message)s",
+        rename_fields=names,
+        json_serializer=_serialize,
+    )
+
+
+def _serialize(values: dict[str, Any], **options: Any) -> str:
+    """JSON that every reader takes: extras that JSON does not have (NaN, any object, odd keys) as text."""
+    try:
+        return json.dumps(values, allow_nan=False, **options)
+    except (ValueError, TypeError, RecursionError):
+        plain = {str(key): value if isinstance(value, str | int) else repr(value) for key, value in values.items()}
+        return json.dumps(plain)
