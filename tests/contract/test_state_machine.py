@@ -1,0 +1,280 @@
+"""Two backends, step by step: whatever one does and shows, the other does and shows, too.
+
+The rules know nothing of what ought to happen; `MemoryBackend` is the expectation. Each has two consumers of one store,
+so that claims, sessions and leases of several processes meet. Due times lie in the past or far in the future, so nothing
+depends on when it runs. A bounded drain takes the oldest jobs that its process knows of: a watcher's names are passed on
+before, as a pool does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from queuekit import (
+    HLC,
+    ArtifactRef,
+    Completion,
+    FilesystemBackend,
+    Job,
+    JobID,
+    Lease,
+    MemoryBackend,
+    ObservationStatus,
+    QueueBackend,
+    QueueError,
+)
+from queuekit.job import Claimed
+from queuekit.testing.jobs import EPOCH_MS, FAR_MS, make_job
+
+STREAMS = ("a", "a-b", "b")
+IDS = ("1", "b-1", "a", "00000000000000000000000000000001")
+JOBS = [
+    make_job(
+        job_id,
+        stream,
+        at=HLC(EPOCH_MS + serial, serial % 3, serial % 2 * -5 + 1),
+        payload=bytes([serial]),
+        extensions={"n": serial} if serial % 2 else {},
+    )
+    for serial, (stream, job_id) in enumerate((stream, job_id) for stream in STREAMS for job_id in IDS)
+]
+ENDS = [status for status in ObservationStatus if status.is_terminal]
+
+jobs = st.sampled_from(JOBS)
+ids = st.sampled_from([*IDS, "unknown"])
+streams = st.sampled_from(STREAMS)
+statuses = st.sampled_from(ENDS)
+due_times = st.sampled_from([EPOCH_MS, EPOCH_MS + 1, FAR_MS, FAR_MS + 1])
+consumers = st.sampled_from([0, 1])
+under_lease = st.booleans()
+
+
+class Side:
+    """One backend with two consumers, the leases each of them has, and the sessions it was given."""
+
+    def __init__(self, consumers: list[QueueBackend]) -> None:
+        self.consumers = consumers
+        self.leases: list[dict[str, Lease]] = [{}, {}]
+        self.sessions: list[Any] = []
+
+    def lease(self, who: int, stream: str, ttl: float = 3600.0) -> Lease:
+        return self.leases[who].setdefault(stream, self.consumers[who].lease(stream, ttl))
+
+
+class Backends(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = tempfile.mkdtemp(prefix="queuekit-")
+        memory = MemoryBackend()
+        self.sides = [
+            Side([memory, MemoryBackend(store=memory.store)]),
+            Side([FilesystemBackend(self.root, durability="none") for _ in range(2)]),
+        ]
+
+    def teardown(self) -> None:
+        for side in self.sides:
+            for consumer in side.consumers:
+                consumer.close()
+            for leases in side.leases:
+                for lease in leases.values():
+                    with contextlib.suppress(QueueError):
+                        lease.release()
+        shutil.rmtree(self.root)
+
+    def both(self, act: Callable[[Side], Any]) -> None:
+        expected, got = (_outcome(act, side) for side in self.sides)
+        assert got == expected
+
+    def tell(self, who: int) -> None:
+        """What a watcher would have told by now."""
+        self.sides[1].consumers[who].hint(os.listdir(os.path.join(self.root, "new")))
+
+    def lease_of(self, side: Side, who: int, stream: str, used: bool) -> Lease | None:
+        return side.lease(who, stream) if used else None
+
+    # -- producing
+
+    @rule(job=jobs, who=consumers)
+    def send(self, job: Job, who: int) -> None:
+        self.both(lambda side: side.consumers[who].write(job))
+
+    @rule(job=jobs, who=consumers, due_ms=due_times)
+    def schedule(self, job: Job, who: int, due_ms: int) -> None:
+        self.both(lambda side: side.consumers[who].write(job, due_ms=due_ms))
+
+    @rule(batch=st.lists(jobs, max_size=5), who=consumers)
+    def send_batch(self, batch: list[Job], who: int) -> None:
+        self.both(lambda side: side.consumers[who].write_batch(batch))
+
+    # -- consuming
+
+    @rule(who=consumers, stream=st.sampled_from([*STREAMS, None]), limit=st.sampled_from([None, 0, 1, 2]))
+    def drain(self, who: int, stream: str | None, limit: int | None) -> None:
+        self.tell(who)
+        self.both(lambda side: _drained(side, side.consumers[who].drain_available(stream, limit)))
+
+    @rule(who=consumers, stream=streams, limit=st.sampled_from([None, 1, 2]))
+    def drain_under_lease(self, who: int, stream: str, limit: int | None) -> None:
+        self.tell(who)
+        self.both(
+            lambda side: _drained(
+                side, side.consumers[who].drain_available(stream, limit, lease=side.lease(who, stream))
+            )
+        )
+
+    @rule(who=consumers, job_id=ids, status=statuses, stream=streams, used=under_lease)
+    def complete(self, who: int, job_id: str, status: ObservationStatus, stream: str, used: bool) -> None:
+        artifacts = [ArtifactRef.file_path("/x")]
+        self.both(
+            lambda side: side.consumers[who].complete(
+                job_id, status, artifacts, lease=self.lease_of(side, who, stream, used)
+            )
+        )
+
+    @rule(who=consumers, batch=st.lists(ids, max_size=4), status=statuses, stream=streams, used=under_lease)
+    def complete_batch(self, who: int, batch: list[str], status: ObservationStatus, stream: str, used: bool) -> None:
+        completions = [Completion(JobID(job_id), status, dossier={"n": 1}) for job_id in batch]
+        self.both(
+            lambda side: side.consumers[who].complete_batch(completions, lease=self.lease_of(side, who, stream, used))
+        )
+
+    @rule(who=consumers, position=st.integers(0, 50), status=statuses)
+    def complete_session(self, who: int, position: int, status: ObservationStatus) -> None:
+        if self.sides[0].sessions:
+            which = position % len(self.sides[0].sessions)
+            self.both(lambda side: side.consumers[who].complete_session(side.sessions[which], status))
+
+    @rule(who=consumers, job_id=ids, stream=streams, used=under_lease)
+    def release(self, who: int, job_id: str, stream: str, used: bool) -> None:
+        self.both(lambda side: side.consumers[who].release(job_id, lease=self.lease_of(side, who, stream, used)))
+
+    @rule(who=consumers, job_id=ids, due_ms=due_times, error=st.sampled_from(["", "no"]), crashed=st.booleans())
+    def defer(self, who: int, job_id: str, due_ms: int, error: str, crashed: bool) -> None:
+        self.both(lambda side: side.consumers[who].defer(job_id, due_ms, error=error, crashed=crashed))
+
+    @rule(who=consumers, stream=streams, used=under_lease)
+    def reclaim(self, who: int, stream: str, used: bool) -> None:
+        self.both(
+            lambda side: side.consumers[who].reclaim_in_flight(stream, lease=self.lease_of(side, who, stream, used))
+        )
+
+    # -- leases
+
+    @rule(who=consumers, stream=streams)
+    def acquire(self, who: int, stream: str) -> None:
+        self.both(lambda side: (side.lease(who, stream).try_acquire(), side.lease(who, stream).fence))
+
+    @rule(who=consumers, stream=streams)
+    def heartbeat(self, who: int, stream: str) -> None:
+        self.both(lambda side: side.lease(who, stream).heartbeat())
+
+    @rule(who=consumers, stream=streams)
+    def give_up_lease(self, who: int, stream: str) -> None:
+        self.both(lambda side: side.lease(who, stream).release())
+
+    @rule(who=consumers, stream=streams)
+    def rescue(self, who: int, stream: str) -> None:
+        self.both(lambda side: side.consumers[who].rescue_strays(stream, lease=side.lease(who, stream)))
+
+    @rule(who=consumers, job_id=ids, stream=streams)
+    def adopt(self, who: int, job_id: str, stream: str) -> None:
+        def act(side: Side) -> Any:
+            adopted = side.consumers[who].adopt(job_id, lease=side.lease(who, stream))
+            return adopted and _drained(side, [adopted])
+
+        self.both(act)
+
+    @rule(who=consumers, stream=streams)
+    def drop_claims(self, who: int, stream: str) -> None:
+        self.both(lambda side: side.consumers[who].drop_claims(stream))
+
+    # -- people
+
+    @rule(who=consumers, job_id=ids)
+    def cancel(self, who: int, job_id: str) -> None:
+        self.both(lambda side: side.consumers[who].cancel(job_id))
+
+    @rule(who=consumers, job_id=ids)
+    def retry(self, who: int, job_id: str) -> None:
+        self.both(lambda side: side.consumers[who].retry(job_id))
+
+    @rule(
+        who=consumers,
+        age=st.sampled_from([0.0, 3600.0]),
+        limit=st.sampled_from([None, 1]),
+        stream=st.sampled_from([*STREAMS, None]),
+    )
+    def prune(self, who: int, age: float, limit: int | None, stream: str | None) -> None:
+        self.both(lambda side: side.consumers[who].prune(age, limit=limit, stream=stream))
+
+    # -- what can be seen
+
+    @invariant()
+    def show_the_same(self) -> None:
+        expected, got = (_seen(side.consumers[0]) for side in self.sides)
+        assert got == expected
+        clear, known = self.sides[1].consumers[1].streams(), self.sides[0].consumers[1].streams()
+        assert clear <= known
+
+
+def _outcome(act: Callable[[Side], Any], side: Side) -> Any:
+    try:
+        return act(side)
+    except QueueError as error:
+        return type(error)
+
+
+def _drained(side: Side, claimed: list[Claimed]) -> Any:
+    if claimed:
+        side.sessions.append(claimed[0].session_id)
+    return [each.job for each in claimed], len({each.session_id for each in claimed})
+
+
+def _seen(backend: QueueBackend) -> Any:
+    return (
+        [
+            (
+                backend.tally(stream),
+                backend.pending_count(stream),
+                backend.in_flight_count(stream),
+                backend.in_flight(stream),
+                backend.completed(stream),
+            )
+            for stream in (*STREAMS, None)
+        ],
+        {job_id: _told(backend, job_id) for job_id in IDS},
+    )
+
+
+def _told(backend: QueueBackend, job_id: str) -> Any:
+    signal, view = backend.signal(job_id), backend.look_up(job_id)
+    return (
+        signal and (signal.status, signal.artifacts),
+        view and (view.job, view.state, view.due_ms, view.retry, view.signal == signal, _timeless(view.dossier)),
+    )
+
+
+def _timeless(dossier: Any) -> Any:
+    if dossier is None:
+        return None
+    return {key: value for key, value in dossier.items() if key not in {"at_ms", "earlier_ends"}} | {
+        "ends": len(dossier.get("earlier_ends", []))
+    }
+
+
+TestBackends = Backends.TestCase
+TestBackends.settings = settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
