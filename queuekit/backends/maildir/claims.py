@@ -17,9 +17,9 @@ class Claim:
     """One job in cur/ that is ours (or that a reply from elsewhere is for).
 
     `receipt`: the ctime of its file when it was claimed without a lease, which every later move changes; `fence`: the
-    number of the take-over under which it was claimed; `job`: kept under a lease only; `reply`, `deferral`: a reply
-    and its signal's bytes, or a name in later/, that was not acknowledged, for its last sync may have failed: the same
-    act repeated is known for what it is.
+    number of the take-over under which it was claimed; `job`: kept under a lease only. `reply` (with its signal's
+    bytes) and `deferral` (a name in later/ and the bytes there): an act begun and not acknowledged, so that the same
+    one repeated is known for what it is.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Claim:
     job: Job | None
     submitted_at: HLC
     reply: tuple[Completion, bytes] | None = None
-    deferral: str | None = None
+    deferral: tuple[str, bytes] | None = None
 
 
 class Claims:

@@ -20,7 +20,7 @@ from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.lookahead import Lookahead
-from queuekit.backends.maildir.mount import Mount, unreadable
+from queuekit.backends.maildir.mount import Mount
 from queuekit.backends.maildir.ownership import Owner, Ownership
 from queuekit.backends.maildir.quarantine import Quarantine
 from queuekit.contract import Lease
@@ -243,7 +243,7 @@ class Drainer:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                raise unreadable(name, error) from error
+                raise mount.unreadable(mount.cur, name, error) from error
             return self._accept(name, stream, call, job, facts)
         except DecodingFailed as error:
             self._refuse(name, stream, error.reason, call.lease)

@@ -302,7 +302,21 @@ class Mount:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise self.unreadable(folder, name, error) from error
+
+    def unreadable(self, folder: int, name: str, error: OSError) -> QueueError:
+        """What it means that a file cannot be read: a fault of its own, or a trouble of the whole store."""
+        trouble = BackendUnavailable(f"cannot read {name}: {error.strerror}")
+        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:
+            return DecodingFailed("not a regular file")
+        if error.errno not in {errno.EACCES, errno.EPERM}:
+            return trouble
+        try:
+            facts = self.ops.stat(folder, name)
+        except OSError:
+            return trouble
+        ours = facts.st_uid == os.geteuid() and facts.st_mode & stat.S_IRUSR
+        return trouble if ours else DecodingFailed("its mode or owner keeps us from reading it")
 
     def replace(self, folder: int, name: str, data: bytes) -> None:
         """Put a file with this content, already on disk, in place of the one of that name."""
@@ -354,13 +368,6 @@ class Mount:
                     _log.info("removed %s, left over in tmp/", name)
             except OSError as error:
                 _log.debug("left %s in tmp/: %s", name, error)
-
-
-def unreadable(name: str, error: OSError) -> QueueError:
-    """What it means that a file cannot be read: nobody's fault but its own, or a trouble of the whole store."""
-    if error.errno in {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EISDIR}:
-        return DecodingFailed(error.strerror or "unreadable")
-    return BackendUnavailable(f"cannot read {name}: {error.strerror}")
 
 
 def _check_ids(job: Job) -> None:

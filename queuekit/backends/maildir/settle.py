@@ -164,9 +164,10 @@ class Settler:
         try:
             facts = mount.ops.stat(mount.cur, claim.name)
         except FileNotFoundError:
-            if not mount.heal_if_gone(mount.cur, mount.done):
+            mount.heal_if_gone(mount.cur, mount.done)
+            if not mount.exists(mount.cur, claim.name):  # the second look
                 return None
-            return mount.ops.stat(mount.cur, claim.name) if mount.exists(mount.cur, claim.name) else None
+            facts = mount.ops.stat(mount.cur, claim.name)
         return facts if claim.receipt is None or facts.st_ctime_ns == claim.receipt else None
 
     def _is_repeated(self, reply: _Reply) -> bool:
@@ -278,46 +279,30 @@ class Settler:
         """Put a job in flight off, with one attempt more in its record."""
         claim = self.find(job_id, lease)
         mount = self._mount
-        later = layout.later_filename(claim.name, due_ms, retry=True)
         with as_write_failed(claim.name):
-            if not self._is_deferred_already(claim):
-                self._defer(claim, later, error, crashed, lease)
+            later, data = claim.deferral or self._deferral(claim, due_ms, error, crashed)
+            staged = mount.stage_all([data])[0]
+            try:
+                with self._acting(claim.stream, lease):
+                    if claim.deferral is None or not mount.exists(mount.later, later):
+                        self._require_in_flight(claim)
+                        mount.move_over(mount.cur, claim.name, mount.later, later)
+                    claim.deferral = (later, data)
+                    mount.ops.move(mount.tmp, staged, mount.later, later)
+            except BaseException:
+                mount.discard([staged])
+                raise
             mount.sync_folder(mount.later)
         self._claims.drop(claim)
-        self._deferred.note(claim.deferral or later, due_ms)
+        self._deferred.note(later, due_ms)
 
-    def _is_deferred_already(self, claim: Claim) -> bool:
-        """Whether it has been put off before and only the last sync failed."""
-        return claim.deferral is not None and self._mount.exists(self._mount.later, claim.deferral)
-
-    def _defer(self, claim: Claim, later: str, error: str, crashed: bool, lease: Lease | None) -> None:
-        mount = self._mount
-        job = claim.job or mount.look_into(mount.cur, claim.name)
+    def _deferral(self, claim: Claim, due_ms: int, error: str, crashed: bool) -> tuple[str, bytes]:
+        """The job's name in later/ and its bytes there."""
+        job = claim.job or self._mount.look_into(self._mount.cur, claim.name)
         if job is None:
             raise JobNotFound(claim.job_id, "it is not in flight here any more")
         changed = Delivery.of(job).failed(error, crashed=crashed).onto(job)
-        staged = mount.stage_all([encode_job(changed)])[0]
-        try:
-            with self._acting(claim.stream, lease):
-                self._require_in_flight(claim)
-                mount.move_over(mount.cur, claim.name, mount.later, later)
-                self._replace_deferred(claim, staged, later)
-        except BaseException:
-            mount.discard([staged])
-            raise
-
-    def _replace_deferred(self, claim: Claim, staged: str, later: str) -> None:
-        """The version with one attempt more in place of the job just moved, which goes back when that fails."""
-        mount = self._mount
-        try:
-            mount.ops.move(mount.tmp, staged, mount.later, later)
-        except OSError:
-            with contextlib.suppress(OSError):
-                mount.ops.move(mount.later, later, mount.cur, claim.name)
-                if claim.receipt is not None:
-                    claim.receipt = mount.ops.stat(mount.cur, claim.name).st_ctime_ns
-            raise
-        claim.deferral = later
+        return layout.later_filename(claim.name, due_ms, retry=True), encode_job(changed)
 
     def _require_in_flight(self, claim: Claim) -> None:
         if self._in_flight_still(claim) is None:
