@@ -113,7 +113,7 @@ class DrainLease:
         self._alive = AliveFile(self._alive_path(self.owner))
         self._seen: tuple[bytes | None, float] = (None, monotonic())
         try:
-            os.makedirs(self._leases, mode=0o700, exist_ok=True)
+            _make_private(self._leases)
         except OSError as error:
             raise DirectoryCreationFailed(self._leases, error.strerror or "") from error
         self._lock = StreamLock(os.path.join(self._leases, f"{self._safe}.lock"))
@@ -248,6 +248,16 @@ class DrainLease:
                     os.unlink(os.path.join(self._directory, left))
         except OSError as error:  # housekeeping only: the lease is won all the same
             _log.debug("could not tidy %s: %s", self._leases, error)
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder and those above it that are missing, with mode 0700 whatever the umask."""
+    if os.path.isdir(folder):
+        return
+    _make_private(os.path.dirname(folder))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+        os.chmod(folder, 0o700)
 
 
 def _is_lease(name: str) -> bool:

@@ -102,7 +102,7 @@ class StreamLock:
         while True:
             try:
                 if self._fd < 0:
-                    self._fd = os.open(self._path, _OPEN, 0o600)
+                    self._fd = _open_private(self._path)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 deadline = deadline or time.monotonic() + self._patience
@@ -214,6 +214,18 @@ def _try_locked(path: str) -> Iterator[int | None]:
         os.close(fd)
 
 
+def _open_private(path: str) -> int:
+    """Open the file, made with mode 0600 whatever the umask."""
+    fd = os.open(path, _OPEN, 0o600)
+    try:
+        if os.fstat(fd).st_mode & 0o777 != 0o600:
+            os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _lock_at_once(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,7 +237,7 @@ def _lock_at_once(fd: int) -> bool:
 def _lock_current_file(path: str) -> int:
     """Create or open the file at `path` and lock it, so that the locked one is the one at that path."""
     for _ in range(100):
-        fd = os.open(path, _OPEN, 0o600)
+        fd = _open_private(path)
         try:
             if _lock_at_once(fd) and _is_at(fd, path):
                 return fd
@@ -240,7 +252,6 @@ def _lock_current_file(path: str) -> int:
 def _describe(fd: int) -> None:
     """Say whose life it is, and of which boot: without that nobody may take it for dead."""
     try:
-        os.fchmod(fd, 0o600)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{boot_id()}\n{os.getpid()}\n{time.monotonic_ns()}\n".encode(), 0)
     except BaseException:
