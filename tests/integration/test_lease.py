@@ -370,11 +370,10 @@ def test_a_child_that_inherits_the_descriptors_does_not_keep_the_lease_alive(tmp
 
     def hold_and_fork() -> None:
         hold(tmp_path)()
-        grandchild = os.fork()
-        if grandchild == 0:
+        if os.fork() == 0:
+            os.write(pid_write, str(os.getpid()).encode())
             signal.pause()
             os._exit(0)
-        os.write(pid_write, str(grandchild).encode())
 
     with child(hold_and_fork) as pid:
         grandchild = int(os.read(pid_read, 20))
