@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from queuekit.completion import ArtifactRef, Completion, SignalFile
@@ -209,11 +209,18 @@ class QueueBackend(abc.ABC):
 
     @abc.abstractmethod
     def prune(
-        self, older_than: float, *, limit: int | None = None, stream: str | None = None, lease: Lease | None = None
+        self,
+        older_than: float,
+        *,
+        limit: int | None = None,
+        stream: str | None = None,
+        lease: Lease | None = None,
+        statuses: Collection[ObservationStatus] | None = None,
     ) -> int:
         """Remove the records of jobs that ended more than `older_than` seconds ago; returns how many jobs.
 
-        `limit`: at most so many; `stream`: only that one's, as it must be with a lease.
+        `limit`: at most so many; `stream`: only that one's, as it must be with a lease; `statuses`: only what ended in
+        one of these (what has no record of its end counts as `blocked`).
         """
 
     def finish_intents(self, stream: str, *, lease: Lease | None = None) -> int:  # noqa: ARG002

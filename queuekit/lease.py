@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 
 from queuekit.errors import BackendUnavailable, DirectoryCreationFailed, InvalidIdentifier, LeaseLost, WriteFailed
 from queuekit.ids import check_identifier, safe_stream
-from queuekit.locks import AliveFile, Life, StreamLock, life_of, remove_dead
+from queuekit.locks import PATIENCE_SECONDS, AliveFile, Life, StreamLock, life_of, remove_dead
 
 FOLDER = ".workerpool/lease"  # below the queue's root: locks, alive files, take-over counters
 DEFAULT_TTL = 15.0
@@ -88,7 +88,7 @@ class DrainLease:
     """The lease of one stream, as seen by one would-be holder. Safe to use from several threads.
 
     `directory`: the queue's root; `instance_token`: text that is different for each start of each consumer; `ttl`:
-    seconds after which a lease that is not renewed counts as stale.
+    seconds after which a lease that is not renewed counts as stale; `patience`: seconds to wait for the stream's lock.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class DrainLease:
         ttl: float = DEFAULT_TTL,
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         check_identifier(stream)
         check_identifier(instance_token)
@@ -116,7 +117,7 @@ class DrainLease:
             _make_private(self._leases)
         except OSError as error:
             raise DirectoryCreationFailed(self._leases, error.strerror or "") from error
-        self._lock = StreamLock(os.path.join(self._leases, f"{self._safe}.lock"))
+        self._lock = StreamLock(os.path.join(self._leases, f"{self._safe}.lock"), patience)
 
     @property
     def path(self) -> str:

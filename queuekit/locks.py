@@ -108,7 +108,7 @@ class StreamLock:
                 deadline = deadline or time.monotonic() + self._patience
                 if time.monotonic() >= deadline:
                     raise BackendUnavailable(
-                        f"{self._path} is held by another process for {self._patience:.0f} s"
+                        f"{self._path} is held by another process for {self._patience:g} s"
                     ) from None
                 time.sleep(pause)
                 pause = min(pause * 2, 0.02)

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from queuekit.backends.maildir import layout
@@ -321,12 +321,19 @@ class MemoryBackend(QueueBackend):
             store.arrive(name, Delivery().onto(store.done.pop(name)))
 
     def prune(
-        self, older_than: float, *, limit: int | None = None, stream: str | None = None, lease: Lease | None = None
+        self,
+        older_than: float,
+        *,
+        limit: int | None = None,
+        stream: str | None = None,
+        lease: Lease | None = None,
+        statuses: Collection[ObservationStatus] | None = None,
     ) -> int:
         """Remove the records of jobs that ended more than `older_than` seconds ago, those sent first first."""
         horizon = now_ms() - int(older_than * 1000)
         with self._open() as store:
-            old = [name for name in sorted(store.done) if self._is_old(store.done[name], horizon, stream)][:limit]
+            old = [name for name in sorted(store.done) if self._is_old(store.done[name], horizon, stream, statuses)]
+            old = old[:limit]
             for name in old:
                 self._verify(store.done[name].stream_id, lease)
                 job = store.done.pop(name)
@@ -334,9 +341,13 @@ class MemoryBackend(QueueBackend):
                 store.dossiers.pop(job.id, None)
         return len(old)
 
-    def _is_old(self, job: Job, horizon: int, stream: str | None) -> bool:
+    def _is_old(
+        self, job: Job, horizon: int, stream: str | None, statuses: Collection[ObservationStatus] | None
+    ) -> bool:
         signal = self.store.signals.get(job.id)
         ended_at = signal.completed_at if signal else job.submitted_at
+        if statuses is not None and (signal.status if signal else ObservationStatus.BLOCKED) not in statuses:
+            return False
         return stream in {None, job.stream_id} and ended_at.physical_time <= horizon
 
     # -- reading

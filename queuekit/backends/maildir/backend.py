@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from queuekit.backends.maildir import layout
@@ -75,6 +75,7 @@ class FilesystemBackend(QueueBackend):
             max_job_bytes=max_job_bytes,
             patience=patience,
         )
+        self._patience = patience
         self._poll_interval = poll_interval
         self._claims = Claims()
         self._ownership = Ownership(self._mount)
@@ -192,10 +193,16 @@ class FilesystemBackend(QueueBackend):
         self._drainer.hint([self._keeper.retry(job_id)])
 
     def prune(
-        self, older_than: float, *, limit: int | None = None, stream: str | None = None, lease: Lease | None = None
+        self,
+        older_than: float,
+        *,
+        limit: int | None = None,
+        stream: str | None = None,
+        lease: Lease | None = None,
+        statuses: Collection[ObservationStatus] | None = None,
     ) -> int:
         """Remove the records of jobs that ended more than `older_than` seconds ago."""
-        return self._keeper.prune(older_than, limit, stream, lease)
+        return self._keeper.prune(older_than, limit, stream, lease, statuses)
 
     def finish_intents(self, stream: str, *, lease: Lease | None = None) -> int:
         """Go on with retries that were cut off; returns how many jobs became pending."""
@@ -264,7 +271,7 @@ class FilesystemBackend(QueueBackend):
 
     def lease(self, stream: str, ttl: float = DEFAULT_TTL) -> DrainLease:
         """A new lease object for the stream, with a token of its own."""
-        return DrainLease(self.root, stream, os.urandom(8).hex(), ttl)
+        return DrainLease(self.root, stream, os.urandom(8).hex(), ttl, patience=self._patience)
 
     def close(self) -> None:
         """Close every descriptor; any number of times."""

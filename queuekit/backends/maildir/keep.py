@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.mount import Mount, as_write_failed
@@ -205,7 +205,14 @@ class Keeper:
 
     # -- prune
 
-    def prune(self, older_than: float, limit: int | None, stream: str | None, lease: Lease | None) -> int:
+    def prune(
+        self,
+        older_than: float,
+        limit: int | None,
+        stream: str | None,
+        lease: Lease | None,
+        statuses: Collection[ObservationStatus] | None = None,
+    ) -> int:
         """Remove the records of jobs that ended more than `older_than` seconds ago, at most `limit`."""
         mount = self._mount
         horizon = now_ms() - int(older_than * 1000)
@@ -214,7 +221,7 @@ class Keeper:
             if limit is not None and pruned >= limit:
                 break
             with contextlib.suppress(FileNotFoundError):
-                pruned += self._prune_one(name, horizon, stream, lease)
+                pruned += self._prune_one(name, horizon, stream, lease, statuses)
         if pruned:
             with as_write_failed("done/"):
                 mount.sync_folder(mount.done)
@@ -229,12 +236,19 @@ class Keeper:
             if layout.physical_time(name) <= horizon and self._ownership.belongs(mount.done, name, stream):
                 yield name
 
-    def _prune_one(self, name: str, horizon: int, stream: str | None, lease: Lease | None) -> bool:
+    def _prune_one(
+        self,
+        name: str,
+        horizon: int,
+        stream: str | None,
+        lease: Lease | None,
+        statuses: Collection[ObservationStatus] | None,
+    ) -> bool:
         mount = self._mount
         stream = stream or self._ownership.stream_of(mount.done, name)
         with mount.acting(stream, lease), as_write_failed(name):
-            signal, ended_ms, job_id = self._end_of(name)
-            if ended_ms is not None and ended_ms > horizon:
+            signal, ended_ms, job_id, status = self._end_of(name)
+            if (ended_ms is not None and ended_ms > horizon) or (statuses is not None and status not in statuses):
                 return False
             if ended_ms is None and mount.exists(mount.intents, name):
                 return False  # a retry was cut off: it will run again
@@ -248,8 +262,8 @@ class Keeper:
                     mount.ops.unlink(mount.dossiers, layout.dossier_filename(job_id))
         return True
 
-    def _end_of(self, name: str) -> tuple[str, int | None, str | None]:
-        """The signal of a file in done/, when it ended (None: no signal) and the job's id (None: quarantined)."""
+    def _end_of(self, name: str) -> tuple[str, int | None, str | None, ObservationStatus]:
+        """The signal of a file in done/, when it ended (None: no signal), the job's id (None: quarantined), and how."""
         mount = self._mount
         try:
             job = mount.look_into(mount.done, name)
@@ -261,11 +275,12 @@ class Keeper:
             job_id, signal = None, layout.quarantine_signal_filename(name)
         try:
             data, _ = mount.ops.read(mount.done, signal, _SIGNAL_BYTES)
-            return signal, decode_signal(data).completed_at.physical_time, job_id
+            end = decode_signal(data)
+            return signal, end.completed_at.physical_time, job_id, end.status
         except FileNotFoundError:
-            return signal, None, job_id
+            return signal, None, job_id, ObservationStatus.BLOCKED
         except DecodingFailed:
-            return signal, layout.physical_time(name), job_id
+            return signal, layout.physical_time(name), job_id, ObservationStatus.BLOCKED
 
     # -- shared
 

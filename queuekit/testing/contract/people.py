@@ -156,6 +156,16 @@ class PeopleContract(Contract):
         assert backend.prune(0, stream="a") == 1
         assert ids_of(backend.completed()) == ["y"]
 
+    def test_prune_can_keep_to_how_jobs_ended(self, backend: QueueBackend) -> None:
+        backend.write_batch([make_job("good"), make_job("bad")])
+        backend.drain_available()
+        backend.complete("good", DONE)
+        backend.complete("bad", ObservationStatus.BLOCKED)
+        assert backend.prune(0, statuses=[ObservationStatus.BLOCKED]) == 1
+        assert ids_of(backend.completed()) == ["good"]
+        assert backend.prune(0, statuses=[ObservationStatus.BLOCKED]) == 0
+        assert backend.prune(0, statuses=[DONE]) == 1
+
     def test_a_pruned_job_can_be_sent_again(self, backend: QueueBackend) -> None:
         job = make_job("j")
         backend.write(job)
