@@ -210,6 +210,10 @@ class Mount:
                 if fd >= 0:
                     os.close(fd)
 
+    def __del__(self) -> None:
+        if "_guard" in self.__dict__:  # else it was never made
+            self.close()
+
     # -- locks
 
     @contextlib.contextmanager

@@ -138,7 +138,7 @@ class Settler:
         if lease is not None and claim.job is not None and self._is_nowhere(claim.name):
             self._write_again(claim.job, claim.name)
             return self._finish(reply, lease)
-        self._claims.drop(claim)
+        self._disown(claim)
         _log.warning("dropped the outcome of job %s: it is not in flight here any more", claim.job_id)
         return False
 
@@ -252,8 +252,7 @@ class Settler:
 
     def adopt(self, job_id: str, lease: Lease) -> Claimed | None:
         """Take over a job of the lease's stream that a dead consumer left in cur/; None when it is not there."""
-        mount = self._mount
-        with mount.acting(lease.stream, lease):
+        with self._acting(lease.stream, lease):
             claim = self._search({job_id}, lease).get(job_id)
             if claim is None or claim.job is None:
                 return None
@@ -306,8 +305,13 @@ class Settler:
 
     def _require_in_flight(self, claim: Claim) -> None:
         if self._in_flight_still(claim) is None:
-            self._claims.drop(claim)
+            self._disown(claim)
             raise JobNotFound(claim.job_id, "it is not in flight here any more")
+
+    def _disown(self, claim: Claim) -> None:
+        """The job has moved on. A receipt stays in the book: without it a second try would pass for a stranger's."""
+        if claim.receipt is None:
+            self._claims.drop(claim)
 
     # -- reclaim
 
@@ -327,7 +331,7 @@ class Settler:
             time.sleep(_TICK_SECONDS)  # a receipt taken before must not fit a claim made afterwards
         with as_write_failed(f"jobs of stream {stream}"):
             for folder, file, name in mine:
-                with mount.acting(stream, lease), contextlib.suppress(FileNotFoundError):
+                with self._acting(stream, lease), contextlib.suppress(FileNotFoundError):
                     if name in self._claims or self._drop_ended(folder, file, name):
                         continue
                     mount.move_over(folder, file, mount.new, name)
