@@ -128,6 +128,8 @@ def test_of_two_processes_exactly_one_takes_a_stale_lease(tmp_path: Path) -> Non
         for _, start in starts:
             os.write(start, b"g")
         assert sorted(os.read(end, 1) for end, _ in ends) == [b"0", b"1"]
+    for _, start in starts:
+        os.write(start, b"e")
     for pid in pids:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for fd in [fd for pair in (*starts, *ends) for fd in pair]:
@@ -142,6 +144,7 @@ def contend(root: Path, each: int, rounds: int, start: int, end: int) -> int:
             lease = lease_of(root, f"p{each}", stream=f"s{number}")
             os.read(start, 1)
             os.write(end, b"1" if lease.try_acquire() else b"0")
+        os.read(start, 1)  # a dead winner would be succeeded
         code = 0
     finally:
         os._exit(code)

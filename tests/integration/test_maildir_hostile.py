@@ -377,7 +377,8 @@ def test_a_garbled_lease_does_not_keep_drains_without_one_out_for_ever(
 ) -> None:
     """C50."""
     now = 1000.0
-    monkeypatch.setattr(DrainLease.__init__, "__kwdefaults__", {"monotonic": lambda: now})
+    defaults = {**DrainLease.__init__.__kwdefaults__, "monotonic": lambda: now}
+    monkeypatch.setattr(DrainLease.__init__, "__kwdefaults__", defaults)
     (root / f"{STREAM}.drain.lease").write_bytes(b"")
     queue.write(make_job("a"))
     with pytest.raises(LeaseLost):
