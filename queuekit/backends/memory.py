@@ -284,7 +284,7 @@ class MemoryBackend(QueueBackend):
         with self._open() as store:
             self._verify(lease.stream, lease)
             claim = self._foreign(job_id, lease.stream)
-            if claim is None or claim.name in self._claims:
+            if claim is None:
                 return None
             if store.has_ended(claim.name):
                 del store.cur[claim.name]
@@ -466,7 +466,7 @@ class MemoryBackend(QueueBackend):
             raise
 
     def _find(self, job_id: str, lease: Lease | None) -> Claim | None:
-        """The claim that a reply is for: ours, else whatever is in flight under this id. None: drop the outcome."""
+        """The claim that a reply is for: ours, else what others have in flight. None: drop the outcome."""
         stream = lease.stream if lease else None
         claim = self._claims.find(job_id, stream)
         if claim is None:
@@ -478,7 +478,7 @@ class MemoryBackend(QueueBackend):
 
     def _foreign(self, job_id: str, stream: str | None) -> Claim | None:
         for name, job in sorted(self.store.cur.items(), key=lambda item: item[0]):
-            if job.id == job_id and stream in {None, job.stream_id}:
+            if job.id == job_id and stream in {None, job.stream_id} and name not in self._claims:
                 return Claim(name, job.stream_id, job.id, SessionID(""), None, 0, None, job.submitted_at)
         return None
 

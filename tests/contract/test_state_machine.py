@@ -1,9 +1,9 @@
 """Two backends, step by step: whatever one does and shows, the other does and shows, too.
 
-The rules know nothing of what ought to happen; `MemoryBackend` is the expectation. Each has two consumers of one store,
-so that claims, sessions and leases of several processes meet. Due times lie in the past or far in the future, so nothing
-depends on when it runs. A bounded drain takes the oldest jobs that its process knows of: a watcher's names are passed on
-before, as a pool does.
+The rules know nothing of what ought to happen; `MemoryBackend` is the expectation. Each side has two consumers of one
+store, so that claims, sessions and leases of several processes meet. Due times lie in the past or far in the future, so
+nothing depends on when it runs. A bounded drain takes the oldest jobs that its process knows of: what a watcher would
+have told is passed on before, as a pool does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from queuekit import (
     HLC,
@@ -33,10 +33,11 @@ from queuekit import (
     QueueError,
 )
 from queuekit.job import Claimed
-from queuekit.testing.jobs import EPOCH_MS, FAR_MS, make_job
+from queuekit.lifecycle import State
+from queuekit.testing.jobs import EPOCH_MS, FAR_MS, make_job, wait_until
 
-STREAMS = ("a", "a-b", "b")
-IDS = ("1", "b-1", "a", "00000000000000000000000000000001")
+STREAMS = ("a", "a-b")
+IDS = ("1", "b-1", "00000000000000000000000000000001")
 JOBS = [
     make_job(
         job_id,
@@ -56,6 +57,7 @@ statuses = st.sampled_from(ENDS)
 due_times = st.sampled_from([EPOCH_MS, EPOCH_MS + 1, FAR_MS, FAR_MS + 1])
 consumers = st.sampled_from([0, 1])
 under_lease = st.booleans()
+positions = st.integers(0, 50)
 
 
 class Side:
@@ -100,6 +102,58 @@ class Backends(RuleBasedStateMachine):
 
     def lease_of(self, side: Side, who: int, stream: str, used: bool) -> Lease | None:
         return side.lease(who, stream) if used else None
+
+    def rightful(self, who: int, stream: str) -> tuple[int, bool]:
+        """The consumer that may work the stream now, and whether under a lease; `who` when nobody has leased it."""
+        for holder, leases in enumerate(self.sides[0].leases):
+            if stream in leases and leases[stream].holder() == leases[stream].owner:
+                return holder, True
+        return who, False
+
+    @initialize(batch=st.lists(jobs, min_size=3, max_size=8), who=consumers)
+    def begin_with_some_jobs(self, batch: list[Job], who: int) -> None:
+        self.send_batch(batch, who)
+
+    # -- what a well-behaved consumer does
+
+    @rule(who=consumers, stream=streams, limit=st.sampled_from([None, 1, 2]))
+    def work(self, who: int, stream: str, limit: int | None) -> None:
+        who, leased = self.rightful(who, stream)
+        if leased:
+            self.drain_under_lease(who, stream, limit)
+        else:
+            self.drain(who, stream, limit)
+
+    @rule(
+        who=consumers,
+        position=positions,
+        verb=st.sampled_from(["complete", "defer", "release", "batch"]),
+        due_ms=due_times,
+        status=statuses,
+    )
+    def settle_one(self, who: int, position: int, verb: str, due_ms: int, status: ObservationStatus) -> None:
+        running = self.sides[0].consumers[0].in_flight()
+        if not running:
+            return
+        job = running[position % len(running)]
+        who, leased = self.rightful(who, job.stream_id)
+        match verb:
+            case "complete":
+                self.complete(who, job.id, status, job.stream_id, leased)
+            case "defer":
+                self.defer(who, job.id, due_ms, "no", False, job.stream_id, leased)
+            case "release":
+                self.release(who, job.id, job.stream_id, leased)
+            case _:
+                self.complete_batch(who, [job.id, running[-1].id], status, job.stream_id, leased)
+
+    @rule(who=consumers, position=positions, verb=st.sampled_from(["cancel", "retry", "release"]))
+    def a_person_acts(self, who: int, position: int, verb: str) -> None:
+        views = [self.sides[0].consumers[0].look_up(job_id) for job_id in IDS]
+        wanted = {"cancel": {State.NEW, State.LATER}, "retry": {State.DONE}, "release": {State.LATER}}[verb]
+        found = [view.job.id for view in views if view is not None and view.state in wanted]
+        if found:
+            self.both(lambda side: getattr(side.consumers[who], verb)(found[position % len(found)]))
 
     # -- producing
 
@@ -147,7 +201,7 @@ class Backends(RuleBasedStateMachine):
             lambda side: side.consumers[who].complete_batch(completions, lease=self.lease_of(side, who, stream, used))
         )
 
-    @rule(who=consumers, position=st.integers(0, 50), status=statuses)
+    @rule(who=consumers, position=positions, status=statuses)
     def complete_session(self, who: int, position: int, status: ObservationStatus) -> None:
         if self.sides[0].sessions:
             which = position % len(self.sides[0].sessions)
@@ -157,9 +211,21 @@ class Backends(RuleBasedStateMachine):
     def release(self, who: int, job_id: str, stream: str, used: bool) -> None:
         self.both(lambda side: side.consumers[who].release(job_id, lease=self.lease_of(side, who, stream, used)))
 
-    @rule(who=consumers, job_id=ids, due_ms=due_times, error=st.sampled_from(["", "no"]), crashed=st.booleans())
-    def defer(self, who: int, job_id: str, due_ms: int, error: str, crashed: bool) -> None:
-        self.both(lambda side: side.consumers[who].defer(job_id, due_ms, error=error, crashed=crashed))
+    @rule(
+        who=consumers,
+        job_id=ids,
+        due_ms=due_times,
+        error=st.sampled_from(["", "no"]),
+        crashed=st.booleans(),
+        stream=streams,
+        used=under_lease,
+    )
+    def defer(self, who: int, job_id: str, due_ms: int, error: str, crashed: bool, stream: str, used: bool) -> None:
+        self.both(
+            lambda side: side.consumers[who].defer(
+                job_id, due_ms, error=error, crashed=crashed, lease=self.lease_of(side, who, stream, used)
+            )
+        )
 
     @rule(who=consumers, stream=streams, used=under_lease)
     def reclaim(self, who: int, stream: str, used: bool) -> None:
@@ -172,6 +238,18 @@ class Backends(RuleBasedStateMachine):
     @rule(who=consumers, stream=streams)
     def acquire(self, who: int, stream: str) -> None:
         self.both(lambda side: (side.lease(who, stream).try_acquire(), side.lease(who, stream).fence))
+
+    @rule(who=consumers, stream=streams)
+    def take_over(self, who: int, stream: str) -> None:
+        """The holder has not renewed it for as long as a successor waits: 0 seconds."""
+
+        def act(side: Side) -> Any:
+            impatient, lease = side.consumers[who].lease(stream, 0.0), side.lease(who, stream)
+            wait_until(impatient.try_acquire)
+            impatient.release()
+            return lease.try_acquire(), lease.fence, side.consumers[who].reclaim_in_flight(stream, lease=lease)
+
+        self.both(act)
 
     @rule(who=consumers, stream=streams)
     def heartbeat(self, who: int, stream: str) -> None:
@@ -273,8 +351,8 @@ def _timeless(dossier: Any) -> Any:
 
 TestBackends = Backends.TestCase
 TestBackends.settings = settings(
-    max_examples=40,
-    stateful_step_count=30,
+    max_examples=80,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
