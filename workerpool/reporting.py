@@ -51,6 +51,7 @@ class Reports:
     def serve(self, pool: PoolConfig) -> int:
         """Be the reporter: call the user's hooks for ever. To be the target of `spawn`; ends by its default signals."""
         logs.configure(pool.log, "reporter")
+        faulthandler.unregister(signal.SIGUSR2)  # the master's: spawn has put the default action in its place
         faulthandler.register(signal.SIGUSR2, all_threads=True)
         sys.path[:0] = pool.handlers.path
         hooks = [_load(name) for name in self.foreign]

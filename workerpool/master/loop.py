@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from workerpool import logs
 from workerpool.board import Board, Kind
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.errors import ConfigError
@@ -33,6 +34,7 @@ _SIGNALS = (
     signal.SIGTSTP,
     signal.SIGCONT,
     signal.SIGUSR1,
+    signal.SIGUSR2,
 )
 _log = logging.getLogger("workerpool.master")
 
@@ -100,8 +102,8 @@ class Master:
 
     def run(self) -> int:
         """Run the pool until it is told to end, or a burst is over; returns the exit code."""
-        faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
         self._signals.install(_SIGNALS)
+        faulthandler.register(signal.SIGUSR2, all_threads=True, chain=True)  # its own stack, then the loop's part
         self._selector.register(self._signals, selectors.EVENT_READ)
         self._place.board.row(0).take(kind=Kind.MASTER, name="master", state="running")
         try:
@@ -111,6 +113,7 @@ class Master:
                 self._turn(time.monotonic())
         finally:
             self._kill_everything()
+            faulthandler.unregister(signal.SIGUSR2)
             self._signals.close()
         self._place.board.row(0).say(state="ended")
         return self._exit_code()
@@ -252,7 +255,17 @@ class Master:
             case signal.SIGTSTP | signal.SIGCONT:
                 self._set_quiet(number == signal.SIGTSTP)
             case signal.SIGUSR1:
+                logs.reopen()
                 _log.info("log file reopened")
+            case signal.SIGUSR2:
+                self._show_stacks()
+
+    def _show_stacks(self) -> None:
+        """Every process prints its own; a stream process that is not set up yet would die of the signal."""
+        for member in self._members.values():
+            if member.child is not None and member.state.condition is not Condition.STARTING:
+                kill_process(member.child.pid, member.child.start, signal.SIGUSR2)
+        self._tell({"t": "stacks"})
 
     def _set_quiet(self, quiet: bool) -> None:
         if quiet != self._quiet:
