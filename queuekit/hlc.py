@@ -76,7 +76,7 @@ def signed_node(node_id: int) -> int:
 
 
 def sortable_hlc(hlc: HLC) -> str:
-    """The prefix of a job's file name: 37 characters for values in the normal range, `physical-logical-node`."""
+    """The prefix of a job's file name: 36 characters for values in the normal range, `physical-logical-node`."""
     return f"{hlc.physical_time:016d}-{hlc.logical_count:08d}-{hlc.node_id & 0xFFFFFFFF:010d}"
 
 
