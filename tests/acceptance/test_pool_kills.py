@@ -1,0 +1,239 @@
+"""kill -9 at random moments: nothing is lost, and nothing runs twice that was not in flight at a kill (C07, C09, C59).
+
+The history that handlers write tells who ran when; the oracle (`Estate.check`, `Estate.check_repeats`) compares it with
+the moments of the kills and with every file of the root.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from pool import Estate, is_dead, until
+
+from workerpool.board import Kind
+
+STREAMS = ("encode", "dreaming", "import", "replay")
+
+
+class Storm:
+    """A pool under fire: something of it is killed again and again until all jobs have ended."""
+
+    def __init__(self, estate: Estate, dice: random.Random, *, pause: tuple[float, float]) -> None:
+        self.estate, self.dice, self.pause = estate, dice, pause
+        self.pool = estate.start("--burst")
+        self.hits: dict[str, int] = {"worker": 0, "stream": 0, "master": 0}
+
+    def rage(self, kills: int, weights: tuple[int, int, int] = (6, 3, 1)) -> None:
+        """Kill so many times, or until nothing is left to do; a dead master is started again."""
+        while sum(self.hits.values()) < kills:
+            pause = time.monotonic() + self.dice.uniform(*self.pause)
+            until(lambda end=pause: time.monotonic() > end or self.pool.code is not None, "the pause")
+            if self.pool.code is not None:
+                return
+            self._kill(self.dice.choices(list(self.hits), weights)[0])
+
+    def _kill(self, whom: str) -> None:
+        pid = self._find(whom)
+        if pid is None:
+            return
+        self.hits[whom] += 1
+        self.estate.kill(pid)
+        if whom == "master":
+            self.pool.wait()
+            self.pool = self.estate.start("--burst")
+
+    def _find(self, whom: str) -> int | None:
+        if whom == "master":
+            return self.pool.pid
+        kind = Kind.STREAM if whom == "stream" else Kind.WORKER
+        alive = [row.pid for row in self.pool.rows() if row.kind is kind and row.owner_is_running()]
+        return self.dice.choice(alive) if alive else None
+
+    def calm_down(self, patience: float) -> None:
+        """Let what is left be done."""
+        assert self.pool.wait(patience) in (0, 6), self.pool.log[-3000:]
+
+
+def endure(
+    estate: Estate, dice: random.Random, *, jobs: int, kills: int, pause: tuple[float, float], patience: float
+) -> None:
+    sent = estate.send_many(jobs, STREAMS, do="sleep", seconds=0.004)
+    storm = Storm(estate, dice, pause=pause)
+    storm.rage(kills)
+    storm.calm_down(patience)
+    repeats = estate.check_repeats()
+    print(f"kills: {storm.hits}, runs that were repeats: {repeats}")
+    assert sum(storm.hits.values()) >= min(kills, 5), "the jobs were over before anything was killed"
+    estate.check_settled(sent)
+    assert len(estate.runs()) == jobs
+    assert {estate.status_of(job_id) for job_id in sent} == {"done"}
+    assert estate.processes() == []
+
+
+def streams(workers: int = 2) -> dict[str, dict[str, object]]:
+    return {name: {"workers": workers, "max_crashes": 50, "retries": 50} for name in STREAMS}
+
+
+def test_no_job_is_lost_and_none_repeated_without_need_when_processes_are_killed(
+    make_estate: Callable[..., Estate], dice: random.Random
+) -> None:
+    endure(make_estate(streams()), dice, jobs=2_000, kills=10, pause=(0.1, 0.5), patience=60)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+def test_twenty_thousand_jobs_survive_a_kill_every_second(
+    make_estate: Callable[..., Estate], dice: random.Random
+) -> None:
+    endure(make_estate(streams()), dice, jobs=20_000, kills=10_000, pause=(0.2, 2.0), patience=900)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_each_stream_works_on_within_five_seconds_after_each_of_five_hundred_kills(
+    make_estate: Callable[..., Estate], dice: random.Random
+) -> None:
+    """C07."""
+    estate = make_estate(streams())
+    pool = estate.start()
+    sent = []
+    for _ in range(500):
+        sent += estate.send_many(80, STREAMS)
+        rows = [row for row in pool.rows() if row.kind in {Kind.STREAM, Kind.WORKER} and row.owner_is_running()]
+        if rows:
+            estate.kill(dice.choice(rows).pid)
+        probes = [estate.send(stream) for stream in STREAMS]
+        until(estate.finished(*probes), "a job of each stream after a kill", patience=5)
+        sent += probes
+    until(estate.finished(*sent), "the rest")
+    before = time.monotonic()
+    assert pool.stop() == 0
+    assert time.monotonic() - before < 2
+    estate.check_settled(sent)
+    estate.check_repeats()
+
+
+def test_a_killed_stream_process_is_restarted_and_only_the_running_job_is_charged(
+    make_estate: Callable[..., Estate],
+) -> None:
+    estate = make_estate({"encode": {"max_crashes": 5}})
+    gate = estate.folder / "gate"
+    pool = estate.start()
+    warm = [estate.send() for _ in range(20)]  # so that the stream process sends jobs ahead
+    until(estate.finished(*warm), "the first jobs")
+    running = estate.send(do="wait", file=str(gate))
+    until(estate.started(running), "the run")
+    waiting = [estate.send() for _ in range(5)]
+    first, worker = pool.stream_pid(), pool.worker_pid()
+    estate.kill(first)
+    until(lambda: is_dead(worker), "the worker's end")
+    until(lambda: pool.is_working()() and pool.stream_pid() != first, "a new stream process")
+    gate.touch()
+    until(estate.finished(running, *waiting), "all jobs")
+    assert [run.end is None for run in estate.runs()[running]] == [True, False]
+    assert attempts(estate, running) == (1, 1)
+    assert {attempts(estate, job_id) for job_id in waiting} == {(0, 0)}
+    assert pool.stop() == 0
+    estate.check_settled([*warm, running, *waiting])
+
+
+def test_a_killed_worker_takes_one_job_with_it_and_the_stream_goes_on(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"max_crashes": 5}})
+    pool = estate.start()
+    gate = estate.folder / "gate"
+    running = estate.send(do="wait", file=str(gate))
+    until(estate.started(running), "the run")
+    others = [estate.send() for _ in range(5)]
+    stream, worker = pool.stream_pid(), pool.worker_pid()
+    estate.kill(worker)
+    until(lambda: len(estate.runs()[running]) == 2, "the second run")
+    gate.touch()
+    until(estate.finished(running, *others), "all jobs")
+    assert attempts(estate, running) == (1, 1)
+    assert {attempts(estate, job_id) for job_id in others} == {(0, 0)}
+    assert pool.stream_pid() == stream
+    assert pool.stop() == 0
+
+
+def test_a_job_that_kills_its_worker_each_time_ends_blocked_and_says_how(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"max_crashes": 2, "retries": 10}})
+    poison, good = estate.send(do="be killed"), estate.send()
+    assert estate.run("--burst").code == 6
+    assert estate.status_of(good) == "done"
+    assert estate.status_of(poison) == "blocked"
+    assert len(estate.runs()[poison]) == 2
+    assert "SIGKILL" in estate.dossier(poison)["error"]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_nothing_of_a_pool_outlives_its_master(make_estate: Callable[..., Estate], busy: bool) -> None:
+    """C09: an idle tree is gone within 2 s; a busy one finishes its handler, and a new master runs nothing twice."""
+    estate = make_estate({name: {} for name in STREAMS})
+    pool = estate.start()
+    until(pool.is_working(*STREAMS), "the pool")
+    gate = estate.folder / "gate"
+    sent = [estate.send(stream, do="wait", file=str(gate)) for stream in STREAMS] if busy else []
+    for job_id in sent:
+        until(estate.started(job_id), "the run")
+    os.kill(pool.pid, signal.SIGKILL)
+    pool.wait()
+    gate.touch()
+    until(lambda: estate.processes() == [], "the end of the tree", patience=2)
+    assert estate.run("--burst").code == 0
+    assert {len(runs) for runs in estate.runs().values()} == ({1} if busy else set())
+    estate.check_settled(sent)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1200)
+def test_a_master_that_is_killed_while_it_starts_leaves_nothing_behind(
+    make_estate: Callable[..., Estate], dice: random.Random
+) -> None:
+    """C09, at random milliseconds after the start, a hundred times."""
+    estate = make_estate(streams())
+    sent = estate.send_many(2_000, STREAMS, do="sleep", seconds=0.002)
+    for _ in range(100):
+        pool = estate.start()
+        moment = time.monotonic() + dice.uniform(0, 1.0)
+        until(lambda end=moment: time.monotonic() > end, "the moment")
+        estate.kill(pool.pid)
+        pool.wait()
+        until(lambda: estate.processes() == [], "the end of the tree", patience=2)
+    assert estate.run("--burst", patience=120).code == 0
+    estate.check_settled(sent)
+    assert estate.check_repeats() == 0
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_stopping_at_any_instant_loses_and_repeats_nothing(
+    make_estate: Callable[..., Estate], dice: random.Random
+) -> None:
+    """C13: TERM at a random instant, started again at once, two hundred times or until everything is done."""
+    estate = make_estate({"encode": {"handler": "acting:act_fast", "workers": 2}})
+    sent = estate.send_many(20_000)
+    for _ in range(200):
+        pool = estate.start()
+        moment = time.monotonic() + dice.uniform(0, 0.8)
+        until(lambda end=moment: time.monotonic() > end, "the moment")
+        if pool.stop() == -signal.SIGTERM:  # it had not even installed its handlers
+            continue
+        assert pool.code == 0, pool.log
+        assert "Traceback" not in pool.log
+    assert estate.run("--burst", patience=120).code == 0
+    estate.check_settled(sent)
+    assert {len(runs) for runs in estate.runs().values()} == {1}
+
+
+def attempts(estate: Estate, job_id: str) -> tuple[int, int]:
+    """Failed runs and crashes that a finished job carries."""
+    from queuekit.job import Delivery
+
+    job = next(job for job in estate.queue.completed() if job.id == job_id)
+    record = Delivery.of(job)
+    return record.attempt, record.crashes
