@@ -431,7 +431,7 @@ class MemoryBackend(QueueBackend):
         """Call `on_wake` once, then at every arrival, until `stop` is set."""
         watcher = self.watcher()
         try:
-            wait_loop(watcher, lambda _: on_wake(), stop)
+            wait_loop(watcher, lambda _: on_wake(), stop, next_due=self.next_due)
         finally:
             watcher.close()
 

@@ -117,14 +117,16 @@ class FolderWatcher(abc.ABC):
 class _Rounds:
     """When a waiting loop has to read, check and scan although nothing is readable; seconds on a monotonic clock."""
 
-    def __init__(self, watcher: Watcher, now: float, check: float, scan: float) -> None:
+    def __init__(
+        self, watcher: Watcher, now: float, check: float, scan: float, next_due: Callable[[], float | None]
+    ) -> None:
         self.watcher = watcher
-        self.check, self.scan = check, scan
+        self.check, self.scan, self.next_due = check, scan, next_due
         self.looked = self.read_last = self.checked = now
 
     def pause(self, now: float) -> float:
         """How long nothing is due."""
-        due = min(self.looked + self.scan, self.checked + self.check, self._read_due())
+        due = min(self._look_due(now), self.checked + self.check, self._read_due())
         return max(0.0, due - now)
 
     def work(self, readable: bool, now: float) -> tuple[str, ...] | None:
@@ -134,7 +136,7 @@ class _Rounds:
             self.checked = now
             if not self.watcher.check():
                 names = ARRIVED_UNNAMED
-        if now >= self.looked + self.scan:
+        if now >= self._look_due(now):
             names = ARRIVED_UNNAMED
         if names == ARRIVED_UNNAMED:
             self.looked = now
@@ -145,6 +147,13 @@ class _Rounds:
             return None
         self.read_last = now
         return self.watcher.read()
+
+    def _look_due(self, now: float) -> float:
+        """The regular look, or the time of a deferred job: but that may be another consumer's, so not in a hurry."""
+        wait = self.next_due()
+        if wait is None:
+            return self.looked + self.scan
+        return min(self.looked + self.scan, max(self.looked + STOP_INTERVAL, now + wait))
 
     def _read_due(self) -> float:
         timeout = self.watcher.timeout()
@@ -158,17 +167,19 @@ def wait_loop(
     *,
     scan: float = 30.0,
     check: float = CHECK_INTERVAL,
+    next_due: Callable[[], float | None] = lambda: None,
 ) -> None:
     """Call `on_wake(names)` once, and again whenever something may have arrived, until `stop` is set.
 
     `watcher` must be attached already; it stays open. `names` are hints, `()` means "look at everything": at the start,
-    after anything that could have lost an event, and at least every `scan` seconds. The watched place is checked every
-    `check` seconds. `stop` is noticed within 0.25 s; without it only these periods wake an idle loop. What `on_wake`
-    raises ends the loop and is raised here.
+    after anything that could have lost an event, at least every `scan` seconds, and when `next_due` has passed (seconds
+    until a deferred job is due, None: there is none). The watched place is checked every `check` seconds. `stop` is
+    noticed within 0.25 s; without it only these periods wake an idle loop. What `on_wake` raises ends the loop and is
+    raised here.
     """
     if stop is not None and stop.is_set():
         return
-    rounds = _Rounds(watcher, time.monotonic(), check, scan)
+    rounds = _Rounds(watcher, time.monotonic(), check, scan, next_due)
     on_wake(ARRIVED_UNNAMED)
     with selectors.DefaultSelector() as selector:
         selector.register(watcher, selectors.EVENT_READ)

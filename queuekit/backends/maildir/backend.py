@@ -265,7 +265,7 @@ class FilesystemBackend(QueueBackend):
             on_wake()
 
         try:
-            wait_loop(watcher, wake, stop)
+            wait_loop(watcher, wake, stop, next_due=self.next_due)
         finally:
             watcher.close()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from queuekit.clock import now_ms
 from queuekit.contract import QueueBackend, Watcher
 from queuekit.status import ObservationStatus
 from queuekit.testing.contract.base import Contract
@@ -103,3 +104,18 @@ class WakingContract(Contract):
         stop.set()
         backend.watch(lambda: calls.append(1), stop)
         assert calls == []
+
+    def test_a_watch_brings_a_deferred_job_when_it_is_due(self, backend: QueueBackend) -> None:
+        backend.write(make_job("j"), due_ms=now_ms() + 400)
+        stop = threading.Event()
+        seen: list[str] = []
+
+        def look() -> None:
+            seen.extend(ids_of(backend.drain_available()))
+            if seen:
+                stop.set()
+
+        watching = threading.Thread(target=backend.watch, args=(look, stop))
+        watching.start()
+        watching.join(DEADLINE)
+        assert seen == ["j"]
