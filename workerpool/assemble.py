@@ -5,12 +5,13 @@ The only module that knows master and stream both; they do not know each other.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from queuekit import QueueError
+from queuekit import BackendUnavailable, QueueError
 from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from queuekit.watch import warm_up
 from workerpool import logs
@@ -50,7 +51,7 @@ def run(
     box = SharedLatencyWindowBox(window)
     box.reset()
     rows = 1 + sum(rows_of(stream) for stream in streams) + SPARE_STREAM_ROWS
-    board = Board.create(directory, rows, config.path or "")
+    board = _make_board(directory, rows, config)
     reports = Reports(config.telemetry.hooks)
 
     def be_stream(stream: StreamConfig, master: Channel, first_row: int, count: int) -> int:
@@ -70,10 +71,10 @@ def run(
         board=board,
         be_stream=be_stream,
         be_reporter=(lambda: reports.serve(config)) if reports.foreign else None,
-        reload=reload,
+        reload=None if reload is None else lambda: _narrowed(reload(), only),
         keep=reports.descriptors(),
     )
-    master = Master(config, streams, place, burst=burst, standby=standby)
+    master = Master(_narrowed(config, only), streams, place, burst=burst, standby=standby)
     begun = time.monotonic()
     code = master.run()
     sweep(directory, keep=[board.path])
@@ -105,6 +106,18 @@ def _chosen(config: PoolConfig, only: Sequence[str]) -> list[StreamConfig]:
             [Problem(file, None, "streams", f"no stream {name!r}; there are {known}") for name in unknown]
         )
     return [stream for stream in config.streams if not only or stream.name in only]
+
+
+def _narrowed(config: PoolConfig, only: Sequence[str]) -> PoolConfig:
+    """The configuration with the chosen streams; one that it names no more is left out."""
+    return dataclasses.replace(config, streams=tuple(s for s in config.streams if not only or s.name in only))
+
+
+def _make_board(directory: str, rows: int, config: PoolConfig) -> Board:
+    try:
+        return Board.create(directory, rows, config.path or "")
+    except OSError as error:
+        raise BackendUnavailable(f"cannot make the board in {directory}: {error.strerror}") from error
 
 
 def _try_store(config: PoolConfig) -> str:

@@ -6,6 +6,7 @@ and for what stream processes say on their channels, and for nothing else: an id
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import logging
@@ -20,7 +21,17 @@ from workerpool import logs
 from workerpool.board import Board, Kind
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.errors import ConfigError
-from workerpool.master.state import NEXT_WORDS, Burst, Condition, Ending, StreamState, all_failed_at_start, next_ending
+from workerpool.master.state import (
+    LIVED_LONG_SECONDS,
+    NEXT_WORDS,
+    Burst,
+    Condition,
+    Ending,
+    StreamState,
+    all_failed_at_start,
+    next_ending,
+)
+from workerpool.policy import respawn_delay
 from workerpool.process import Channel, Child, SignalPipe, kill_group, kill_process, reap, spawn
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_OTHER_POOL, EXIT_GAVE_UP, EXIT_BLOCKED = 0, 1, 2, 4, 5, 6
@@ -86,7 +97,8 @@ class Master:
         self._code = EXIT_OK
         self._quiet = False
         self._reporter: Child | None = None
-        self._reporter_at = 0.0
+        self._reporter_at = self._reporter_began = 0.0
+        self._reporter_failures = 0
         for config in streams:
             self._add(config)
 
@@ -113,8 +125,10 @@ class Master:
                 self._turn(time.monotonic())
         finally:
             self._kill_everything()
+            self._bury_reporter()
             faulthandler.unregister(signal.SIGUSR2)
             self._signals.close()
+            self._selector.close()
         self._place.board.row(0).say(state="ended")
         return self._exit_code()
 
@@ -131,7 +145,7 @@ class Master:
             self._end(Ending.GRACEFUL, now)
         if self._kill_at and now >= self._kill_at and self._ending is not Ending.KILL_ALL:
             _log.error("the time for stopping is over")
-            self._code = EXIT_GAVE_UP
+            self._code = self._code or EXIT_GAVE_UP
             self._end(Ending.KILL_ALL, now)
         for member in self._members.values():
             if member.channel is not None:
@@ -163,44 +177,63 @@ class Master:
                 self._start_stream(member, now)
 
     def _start_stream(self, member: Member, now: float) -> None:
+        try:
+            member.child, member.channel = self._fork_stream(member)
+        except OSError as error:
+            _log.error("cannot start stream %s: %s", member.config.name, error.strerror)
+            member.state.died(now)
+            return
+        member.state.began(now)
+        self._selector.register(member.channel, selectors.EVENT_READ)
+        if self._quiet:
+            member.channel.send({"t": "quiet", "on": True})
+
+    def _fork_stream(self, member: Member) -> tuple[Child, Channel]:
         ours, theirs = Channel.pair()
         config, place = member.config, self._place
         try:
-            member.child = spawn(
+            child = spawn(
                 lambda: place.be_stream(config, theirs, member.first_row, member.rows),
                 name=config.name,
                 own_group=False,
                 ignore_int=True,
                 keep=(theirs.fileno(), *place.keep),
             )
-        except OSError as error:
+        except OSError:
             ours.close()
-            _log.error("cannot start stream %s: %s", config.name, error.strerror)
-            member.state.died(now)
-            return
+            raise
         finally:
             theirs.close()
-        member.channel = ours
-        member.state.began(now)
-        self._selector.register(ours, selectors.EVENT_READ)
-        if self._quiet:
-            ours.send({"t": "quiet", "on": True})
+        return child, ours
 
     def _start_reporter(self, now: float) -> None:
         serve = self._place.be_reporter
-        self._reporter_at = now + _GRACE_SECONDS
-        if serve is not None:
-            try:
-                self._reporter = spawn(serve, name="reporter", own_group=True, ignore_int=True, keep=self._place.keep)
-            except OSError as error:
-                _log.error("cannot start the reporter: %s", error.strerror)
+        if serve is None:
+            return
+        try:
+            self._reporter = spawn(serve, name="reporter", own_group=True, ignore_int=True, keep=self._place.keep)
+            self._reporter_began = now
+        except OSError as error:
+            _log.error("cannot start the reporter: %s", error.strerror)
+            self._reporter_failed(now)
+
+    def _reporter_failed(self, now: float) -> None:
+        """It is gone; it is started again ever more slowly, unless it had lived for long."""
+        lived_long = self._reporter is not None and now - self._reporter_began >= LIVED_LONG_SECONDS
+        self._reporter = None
+        self._reporter_failures = 1 if lived_long else self._reporter_failures + 1
+        self._reporter_at = now + respawn_delay(self._reporter_failures, ever_ready=False)
 
     # -- listening
 
     def _listen(self, member: Member) -> None:
-        if member.channel is None:
+        channel = member.channel
+        if channel is None or channel.eof:
             return
-        for frame in member.channel.receive():
+        frames = channel.receive()
+        if channel.eof:
+            self._selector.unregister(channel)  # it would be readable for ever
+        for frame in frames:
             match frame.header:
                 case {"t": "ready"}:
                     member.state.became_ready()
@@ -314,7 +347,7 @@ class Master:
         wanted = {config.name: config for config in fresh.streams}
         for name, member in self._members.items():
             if name not in wanted and not member.state.dismissed:
-                member.state.dismissed = True
+                member.state.dismissed = member.state.told_to_end = True
                 if member.channel is not None:
                     member.channel.send({"t": "stop"})
         for name, config in wanted.items():
@@ -335,7 +368,7 @@ class Master:
             return
         member.state.dismissed = False
         member.config = config
-        if member.channel is not None:
+        if member.channel is not None and not member.state.told_to_end:
             member.channel.send({"t": "reload", "stream": config.to_dict()})
 
     # -- ending
@@ -344,7 +377,7 @@ class Master:
         members = {m.child.pid: m for m in self._members.values() if m.child is not None}
         for end in reap():
             if self._reporter is not None and end.pid == self._reporter.pid:
-                self._reporter = None
+                self._reporter_failed(now)
             member = members.get(end.pid)
             if member is not None:
                 self._buried(member, end.code, end.signal, now)
@@ -353,22 +386,31 @@ class Master:
         """A stream process is gone: its last words, its workers, its next start."""
         self._listen(member)
         if member.channel is not None:
-            self._selector.unregister(member.channel)
+            if not member.channel.eof:
+                self._selector.unregister(member.channel)
             member.channel.close()
         member.child, member.channel = None, None
         base = member.base
         member.base = (base[0] + member.done, base[1] + member.blocked, base[2] + member.retried)
         member.done = member.blocked = member.retried = 0
         self._kill_workers_of(member)
-        if self._ending is not Ending.NOT or member.state.dismissed:
-            member.state.condition = Condition.DOWN
-            if code == EXIT_GAVE_UP or (code is None and self._code == EXIT_OK):
-                self._code = EXIT_GAVE_UP
+        if self._ending is not Ending.NOT:
+            member.state.ended(now)
+            self._note_end(code)
+            return
+        if member.state.told_to_end:
+            member.state.ended(now)
+            _log.info("stream %s has ended", member.config.name)
             return
         member.state.died(now)
         how = f"killed by {signal.Signals(number).name}" if number is not None else f"exited with {code}"
         wait = max(0.0, member.state.start_at - now)
         _log.error("stream %s %s; started again in %.1f s", member.config.name, how, wait)
+
+    def _note_end(self, code: int | None) -> None:
+        """What a stream process's end means for ours: a reason that is known already stays."""
+        if self._code == EXIT_OK and code != EXIT_OK:
+            self._code = EXIT_GAVE_UP if code in {None, EXIT_GAVE_UP} else EXIT_FAILED
 
     def _kill_workers_of(self, member: Member) -> None:
         for index in range(member.first_row + 1, member.first_row + member.rows):
@@ -383,6 +425,12 @@ class Master:
                 self._kill_workers_of(member)
         if self._reporter is not None:
             kill_group(self._reporter.pid, self._reporter.start, signal.SIGKILL, session=self._reporter.session)
+
+    def _bury_reporter(self) -> None:
+        if self._reporter is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._reporter.pid, 0)
+            self._reporter = None
 
     def _is_over(self) -> bool:
         alive = any(member.child is not None for member in self._members.values())

@@ -25,7 +25,11 @@ class Condition(enum.Enum):
 
 @dataclasses.dataclass(slots=True)
 class StreamState:
-    """One stream, as the master sees it. `start_at`: when its process is to be started next."""
+    """One stream, as the master sees it.
+
+    `start_at`: when its process is to be started next; `starts`: how often it was; `dismissed`: it is not wanted any
+    more; `told_to_end`: so its process was told to end, whatever is wanted by now.
+    """
 
     name: str
     condition: Condition = Condition.DOWN
@@ -34,6 +38,8 @@ class StreamState:
     failures: int = 0
     ever_ready: bool = False
     dismissed: bool = False
+    told_to_end: bool = False
+    starts: int = 0
     idle: int | None = None  # jobs it had handled when it last said that nothing is outstanding
     confirmed: int | None = None  # the number of the confirming question that it last said so to
     standby: str | None = None  # who holds its lease, when that is another pool
@@ -41,6 +47,7 @@ class StreamState:
     def began(self, now: float) -> None:
         """Its process was started."""
         self.condition, self.started, self.idle, self.confirmed = Condition.STARTING, now, None, None
+        self.starts, self.told_to_end = self.starts + 1, False
 
     def became_ready(self) -> None:
         """A worker of it has imported the handler."""
@@ -50,6 +57,11 @@ class StreamState:
         """A worker could not import the handler."""
         if self.condition is not Condition.READY:
             self.condition = Condition.FAILING
+
+    def ended(self, now: float) -> None:
+        """Its process is gone, as it was told; should it be wanted again, it is started at once."""
+        self.condition, self.idle, self.confirmed = Condition.DOWN, None, None
+        self.failures, self.start_at = 0, now
 
     def died(self, now: float) -> None:
         """Its process is gone, untold."""
@@ -65,7 +77,7 @@ class StreamState:
 
 def all_failed_at_start(streams: Iterable[StreamState]) -> bool:
     """Whether no stream has ever been ready and every one of them has failed."""
-    states = list(streams)
+    states = [each for each in streams if not each.dismissed]
     return bool(states) and all(not each.ever_ready and each.condition is Condition.FAILING for each in states)
 
 
@@ -73,12 +85,13 @@ class Burst:
     """When a burst is over: every stream has said that nothing is outstanding, and says so again when asked.
 
     A job that exists when the question is asked is seen by its stream's second look, or has been handled since the
-    first, and then the number of handled jobs differs. A stream whose handler cannot be imported is not waited for.
+    first, and then the number of handled jobs differs. A process that was started since has not heard the question and
+    counts anew: then it is put again. A stream whose handler cannot be imported is not waited for.
     """
 
     def __init__(self) -> None:
         self.question = 0
-        self._handled: dict[str, int] = {}
+        self._asked_at: dict[str, tuple[int, int]] = {}
 
     def said_idle(self, stream: StreamState, handled: int, question: int | None) -> None:
         """A stream's answer; `question`: the number of the last question that it had seen."""
@@ -89,22 +102,27 @@ class Burst:
         awaited = _awaited(streams)
         if any(each.idle is None for each in awaited):
             return None
-        handled = {each.name: each.idle or 0 for each in awaited}
-        if self.question and handled == self._handled:
+        handled = _handled(awaited)
+        if self.question and handled == self._asked_at:
             return None
-        self.question, self._handled = self.question + 1, handled
+        self.question, self._asked_at = self.question + 1, handled
         return self.question
 
     def is_over(self, streams: Iterable[StreamState]) -> bool:
         """Whether every stream has answered the last question with nothing handled in between."""
         awaited = _awaited(streams)
-        if any(each.idle is None or each.confirmed != self.question for each in awaited):
+        if not self.question or any(each.idle is None or each.confirmed != self.question for each in awaited):
             return False
-        return {each.name: each.idle or 0 for each in awaited} == self._handled
+        return _handled(awaited) == self._asked_at
 
 
 def _awaited(streams: Iterable[StreamState]) -> list[StreamState]:
     return [each for each in streams if each.condition is not Condition.FAILING and not each.dismissed]
+
+
+def _handled(awaited: Iterable[StreamState]) -> dict[str, tuple[int, int]]:
+    """By which process, and how many."""
+    return {each.name: (each.starts, each.idle or 0) for each in awaited}
 
 
 class Ending(enum.IntEnum):

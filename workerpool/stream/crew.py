@@ -32,7 +32,7 @@ from workerpool.process import (
 )
 from workerpool.stream.state import Slot, Unit
 from workerpool.worker.loop import WorkerSettings, worker_main
-from workerpool.worker.protocol import Message, WorkerInbox, send_job, send_stop
+from workerpool.worker.protocol import Message, WorkerInbox, check_fits, send_job, send_stop
 
 FENCE_BITS = 32
 
@@ -113,16 +113,21 @@ class Crew:
     # -- talking
 
     def give(self, slot: Slot, unit: Unit, lease: Lease) -> None:
-        """Queue a unit for a worker; it travels with the next `flush`."""
+        """Queue a unit for a worker; it travels with the next `flush`.
+
+        Raises `WriteFailed` or `ChannelError` when one of its jobs cannot be sent; then none of them is.
+        """
         member = self._members[slot.index]
+        encoded = [encode_job(claimed.job) for claimed in unit.claims]
+        check_fits(member.channel, encoded)
         self._number += 1
         unit.number = self._number
-        for position, claimed in enumerate(unit.claims):
+        for position, (claimed, data) in enumerate(zip(unit.claims, encoded, strict=True)):
             self._claims += 1
             send_job(
                 member.channel,
                 claimed.job.id,
-                encode_job(claimed.job),
+                data,
                 session=claimed.session_id,
                 attempt=Delivery.of(claimed.job).attempt + 1,
                 fence=lease.fence << FENCE_BITS | self._claims,
@@ -226,6 +231,8 @@ class Crew:
     def _last_words(self, member: _Member) -> list[Message]:
         """What a dead worker had still sent."""
         words: list[Message] = []
+        if member.broken:
+            return words
         try:
             while frames := member.channel.receive():
                 words += member.inbox.read(frames)

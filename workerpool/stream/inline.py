@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +40,12 @@ class Inline:
         handler_path: Sequence[str],
         max_job_bytes: int,
         beat_every: float,
-        interrupted_by: Callable[[], Sequence[int]],
+        stop_is_waiting: Callable[[], bool],
     ) -> None:
         self._row = row
         self._handler_path = tuple(handler_path)
         self._beat_every = beat_every
-        self._interrupted_by = interrupted_by
-        self._surroundings = Surroundings(stop=self._is_interrupted, progress=row.progress, max_job_bytes=max_job_bytes)
+        self._surroundings = Surroundings(stop=stop_is_waiting, progress=row.progress, max_job_bytes=max_job_bytes)
         self._slot: Slot | None = None
         self._handler: Handler | None = None
         self._config: StreamConfig | None = None
@@ -131,10 +129,6 @@ class Inline:
         finally:
             over.set()
             thread.join()
-
-    def _is_interrupted(self) -> bool:
-        """Whether a signal or an order is waiting: that can only be answered when the handler returns."""
-        return bool(select.select(list(self._interrupted_by()), [], [], 0)[0])
 
     def recall(self, slot: Slot) -> RowView:  # noqa: ARG002
         """Nothing runs while the loop does, so what waits can be taken back at once."""

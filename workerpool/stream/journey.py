@@ -3,7 +3,9 @@
     results ─▶ decide (policy.settle) ─▶ submit follow-ups ─▶ reply ─▶ defer
 
 Follow-up jobs are durable before the parent's reply. What the store cannot take now (a full disk, a lock) is kept and
-tried again: the handler is never run again for that. Nothing here decides: `workerpool.policy` does.
+tried again: the handler is never run again for that. Only what the store can never take becomes a failed run of the job
+that it came from. A call takes about `TURN_SECONDS` at most and leaves the rest for the next one, so that the caller
+comes to its heartbeat. Nothing here decides: `workerpool.policy` does.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
-from queuekit import Claimed, Completion, Job, JobNotFound, QueueKit, WriteFailed, decode_job
+from queuekit import Claimed, Completion, DecodingFailed, Job, JobNotFound, LeaseLost, QueueError, QueueKit, decode_job
 from queuekit.clock import now_ms
 from queuekit.contract import Lease
+from queuekit.errors import InvalidIdentifier, InvalidTerminalStatus, WriteFailed
 from queuekit.job import Delivery
 from queuekit.status import ObservationStatus
 from workerpool.config import StreamConfig
@@ -23,6 +27,8 @@ from workerpool.outcome import Result
 from workerpool.policy import Block, Decision, Reply, RetryAt, settle, settle_crash
 
 _log = logging.getLogger("workerpool.stream")
+_FOLLOW_UPS_AT_ONCE = 2000
+TURN_SECONDS = 0.5
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,8 +40,13 @@ class Counts:
     blocked: int = 0
     crashes: int = 0
 
+    @property
+    def handled(self) -> int:
+        """How many runs of jobs have been brought to the store."""
+        return self.done + self.retried + self.blocked
 
-@dataclasses.dataclass(slots=True)
+
+@dataclasses.dataclass(slots=True, eq=False)
 class _Settlement:
     """One job with its decision; `submitted`: follow-ups that are not durable yet."""
 
@@ -45,13 +56,23 @@ class _Settlement:
 
 
 class Journey:
-    """Settles jobs of one stream under one lease."""
+    """Settles jobs of one stream under one lease.
 
-    def __init__(self, queue: QueueKit, config: StreamConfig, rand: Callable[[], float] = random.random) -> None:
+    `rand`: a random number in [0, 1), for the jitter; `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        queue: QueueKit,
+        config: StreamConfig,
+        rand: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.counts = Counts()
         self._queue = queue
         self._rand = rand
+        self._clock = clock
         self._open: list[_Settlement] = []
 
     @property
@@ -59,14 +80,13 @@ class Journey:
         """How many jobs have a result that the store has not taken yet."""
         return len(self._open)
 
-    def job_ids(self) -> set[str]:
-        """The jobs that have a result that the store has not taken yet."""
-        return {each.claimed.job.id for each in self._open}
-
     def ended(self, claimed: Claimed, result: Result) -> None:
         """Note how a run ended; `carry_out` brings it to the store."""
-        decision = settle(result, Delivery.of(claimed.job), self.config, now_ms(), self._rand())
-        self._open.append(_Settlement(claimed, decision, [decode_job(data) for data in result.submitted]))
+        try:
+            submitted = [decode_job(data) for data in result.submitted]
+        except DecodingFailed as error:
+            result, submitted = Result.failed(f"a follow-up job cannot be read: {error}"), []
+        self._open.append(_Settlement(claimed, self._decide(claimed, result), submitted))
 
     def crashed(self, claimed: Claimed, error: str) -> None:
         """Note that the job's worker died while it ran."""
@@ -81,77 +101,151 @@ class Journey:
         self._open.clear()
 
     def carry_out(self, lease: Lease) -> None:
-        """Bring everything to the store. Raises `LeaseLost`, or a `QueueError` after which what is left stays open."""
-        if not self._open:
-            return
-        self._submit()
+        """Bring to the store what there is time for; look at `waiting` for the rest.
+
+        Raises `LeaseLost`, or a `QueueError` after which what is left stays open.
+        """
+        until = self._clock() + TURN_SECONDS
+        self._submit(until)
         self._reply(lease)
-        self._defer(lease)
+        self._defer(lease, until)
+
+    def _decide(self, claimed: Claimed, result: Result) -> Decision:
+        return settle(result, Delivery.of(claimed.job), self.config, now_ms(), self._rand())
+
+    def _refuse(self, each: _Settlement, what: str, error: QueueError) -> None:
+        """Its success cannot be written down, now or ever: that makes it a failed run."""
+        each.decision = self._decide(each.claimed, Result.failed(f"{what}: {error}"))
+        each.submitted = []
 
     # -- follow-ups
 
-    def _submit(self) -> None:
-        jobs = [job for each in self._open for job in each.submitted]
-        if not jobs:
-            return
-        try:
-            self._queue.send_batch(jobs)
-        except WriteFailed as error:
-            if error.__cause__ is not None:
-                raise
-            self._submit_one_by_one()
-        for each in self._open:
-            each.submitted = []
-
-    def _submit_one_by_one(self) -> None:
-        """A follow-up that can never be sent fails its parent's run, and only that."""
-        for position, each in enumerate(self._open):
+    def _submit(self, until: float) -> None:
+        while portion := self._next_portion():
             try:
-                self._queue.send_batch(each.submitted)
-            except WriteFailed as error:
-                if error.__cause__ is not None:
+                self._queue.send_batch([job for each, count in portion for job in each.submitted[:count]])
+            except (WriteFailed, InvalidIdentifier) as error:
+                if not _is_final(error):
                     raise
-                failed = Result.failed(f"a follow-up job could not be sent: {error}")
-                decision = settle(failed, Delivery.of(each.claimed.job), self.config, now_ms(), self._rand())
-                self._open[position] = _Settlement(each.claimed, decision, [])
+                for each, count in portion:
+                    self._submit_one_by_one(each, count)
+            else:
+                for each, count in portion:
+                    del each.submitted[:count]
+            if self._clock() >= until:
+                return
+
+    def _next_portion(self) -> list[tuple[_Settlement, int]]:
+        """The next follow-ups to send: whose, and how many of them."""
+        portion, room = [], _FOLLOW_UPS_AT_ONCE
+        for each in self._open:
+            count = min(room, len(each.submitted))
+            if count:
+                portion.append((each, count))
+                room -= count
+        return portion
+
+    def _submit_one_by_one(self, each: _Settlement, count: int) -> None:
+        """A follow-up that can never be sent fails its parent's run, and only that."""
+        for _ in range(count):
+            try:
+                self._queue.send_batch(each.submitted[:1])
+            except (WriteFailed, InvalidIdentifier) as error:
+                if not _is_final(error):
+                    raise
+                if not self._was_sent(each.submitted[0]):
+                    self._refuse(each, "a follow-up job could not be sent", error)
+                    return
+            del each.submitted[0]
+
+    def _was_sent(self, job: Job) -> bool:
+        """Whether an earlier run has sent it, with other content: the first copy stays."""
+        there = self._queue.look_up(job.id)
+        return there is not None and (there.job.stream_id, there.job.submitted_at) == (job.stream_id, job.submitted_at)
 
     # -- ends
 
     def _reply(self, lease: Lease) -> None:
-        ending = [each for each in self._open if not isinstance(each.decision, RetryAt)]
-        if not ending:
-            return
-        self._queue.reply_batch([_completion(each) for each in ending], lease=lease)
-        for each in ending:
-            if isinstance(each.decision, Block):
-                self.counts.blocked += 1
-                block = each.decision
-                _log.error("job %s is blocked (%s): %s", each.claimed.job.id, block.cause, _line(block.error))
-            elif isinstance(each.decision, Reply) and each.decision.status is ObservationStatus.BLOCKED:
-                self.counts.blocked += 1
+        while ending := self._next_ends():
+            try:
+                self._queue.reply_batch([_completion(each) for each in ending], lease=lease)
+            except (WriteFailed, InvalidIdentifier, InvalidTerminalStatus) as error:
+                if not _is_final(error):
+                    raise
+                self._reply_one_by_one(ending, lease)
             else:
+                self._ended(ending)
+
+    def _next_ends(self) -> list[_Settlement]:
+        """What can be replied to now, no id twice: the store knows a job by its id."""
+        ending: dict[str, _Settlement] = {}
+        for each in self._open:
+            if not isinstance(each.decision, RetryAt) and not each.submitted:
+                ending.setdefault(each.claimed.job.id, each)
+        return list(ending.values())
+
+    def _reply_one_by_one(self, ending: Sequence[_Settlement], lease: Lease) -> None:
+        for each in ending:
+            try:
+                self._queue.reply_batch([_completion(each)], lease=lease)
+            except (WriteFailed, InvalidIdentifier, InvalidTerminalStatus) as error:
+                if not _is_final(error) or not isinstance(each.decision, Reply):
+                    raise
+                self._refuse(each, "its outcome could not be written", error)
+            else:
+                self._ended([each])
+
+    def _ended(self, ended: Sequence[_Settlement]) -> None:
+        for each in ended:
+            decision = each.decision
+            if isinstance(decision, Block):
+                error = _line(decision.error)
+                _log.error("job %s is blocked (%s): %s", each.claimed.job.id, decision.cause, error)
+            if isinstance(decision, Reply) and decision.status is not ObservationStatus.BLOCKED:
                 self.counts.done += 1
-        self._open = [each for each in self._open if isinstance(each.decision, RetryAt)]
+            else:
+                self.counts.blocked += 1
+        self._take_off(ended)
+
+    def _take_off(self, settled: Sequence[_Settlement]) -> None:
+        gone = set(map(id, settled))
+        self._open = [each for each in self._open if id(each) not in gone]
 
     # -- retries
 
-    def _defer(self, lease: Lease) -> None:
-        while self._open:
-            each = self._open[-1]
-            if not isinstance(each.decision, RetryAt):
-                return
-            decision, job = each.decision, each.claimed.job
+    def _defer(self, lease: Lease, until: float) -> None:
+        for each in [each for each in self._open if isinstance(each.decision, RetryAt)]:
             try:
-                self._queue.backend.defer(
-                    job.id, decision.due_ms, error=decision.error, crashed=decision.crashed, lease=lease
-                )
-            except JobNotFound:
-                _log.warning("dropped the result of job %s: it is not in flight here any more", job.id)
-            else:
-                self.counts.retried += 1
-                wait = max(0, decision.due_ms - now_ms()) / 1000
-                _log.warning("job %s failed, again in %.1f s: %s", job.id, wait, _line(decision.error))
-            self._open.pop()
+                self._defer_one(each, lease)
+            except LeaseLost:
+                raise
+            except QueueError:
+                self._open.remove(each)
+                self._open.append(each)  # the others come first next time
+                raise
+            self._take_off([each])
+            if self._clock() >= until:
+                return
+
+    def _defer_one(self, each: _Settlement, lease: Lease) -> None:
+        decision, job = each.decision, each.claimed.job
+        if not isinstance(decision, RetryAt):
+            raise AssertionError(decision)
+        try:
+            self._queue.backend.defer(
+                job.id, decision.due_ms, error=decision.error, crashed=decision.crashed, lease=lease
+            )
+        except JobNotFound:
+            _log.warning("dropped the result of job %s: it is not in flight here any more", job.id)
+            return
+        self.counts.retried += 1
+        wait = max(0, decision.due_ms - now_ms()) / 1000
+        _log.warning("job %s failed, again in %.1f s: %s", job.id, wait, _line(decision.error))
+
+
+def _is_final(error: QueueError) -> bool:
+    """Whether trying again cannot help: it is the values, not the disk."""
+    return not isinstance(error.__cause__, OSError)
 
 
 def _completion(settlement: _Settlement) -> Completion:

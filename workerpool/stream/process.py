@@ -7,15 +7,15 @@ import faulthandler
 import logging
 import selectors
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from queuekit import QueueError, QueueKit
+from queuekit import FilesystemBackend, QueueError, QueueKit
 from queuekit.telemetry import install, set_enabled
 from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from workerpool import logs
 from workerpool.board import Board
 from workerpool.config import PoolConfig, StreamConfig
-from workerpool.process import Channel, SignalPipe
+from workerpool.process import Channel
 from workerpool.reporting import Reports
 from workerpool.stream.crew import Crew
 from workerpool.stream.inline import Inline
@@ -23,6 +23,7 @@ from workerpool.stream.loop import Stream
 from workerpool.stream.succession import in_place
 
 EXIT_STORE = 3
+_PATIENCE_SECONDS = 0.5
 _log = logging.getLogger("workerpool.stream")
 
 
@@ -43,6 +44,7 @@ class Place:
 def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: Place) -> int:
     """Be the process of one stream; returns the exit code. To be the target of `spawn`."""
     logs.configure(pool.log, config.name)
+    faulthandler.unregister(signal.SIGUSR2)  # the master's: spawn has put the default action in its place
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     install(place.reports.hook())
     set_enabled(bool(pool.telemetry.hooks))
@@ -50,7 +52,7 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
     row = place.board.row(place.first_row)
     worker_rows = [place.board.row(place.first_row + 1 + index) for index in range(place.rows - 1)]
 
-    def crew(selector: selectors.BaseSelector, signals: SignalPipe) -> Crew | Inline:
+    def crew(selector: selectors.BaseSelector, stop_is_waiting: Callable[[], bool]) -> Crew | Inline:
         if config.workers:
             return Crew(
                 selector,
@@ -64,7 +66,7 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
             handler_path=pool.handlers.path,
             max_job_bytes=pool.store.max_job_bytes,
             beat_every=pool.lease.heartbeat,
-            interrupted_by=lambda: [signals.fileno(), master.fileno()],
+            stop_is_waiting=stop_is_waiting,
         )
 
     try:
@@ -87,12 +89,15 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
 
 
 def open_queue(pool: PoolConfig, latency: SharedLatencyWindowBox | None = None) -> QueueKit:
-    """The queue that a configuration names. Raises `QueueError` when it cannot be used."""
-    return QueueKit.open(
-        pool.store.url,
-        estate=pool.store.estate,
-        durability=pool.store.durability,
-        max_job_bytes=pool.store.max_job_bytes,
-        latency=latency,
-        report_interval=pool.telemetry.interval,
+    """The queue that a configuration names, for a loop: it waits for no lock for long. Raises `QueueError`."""
+    store = pool.store
+    if store.scheme != "dir":
+        return QueueKit.open(store.url)
+    backend = FilesystemBackend(
+        store.url.removeprefix("dir:"),
+        durability=store.durability.value,
+        max_job_bytes=store.max_job_bytes,
+        patience=_PATIENCE_SECONDS,
+        poll_interval=pool.watch.poll,
     )
+    return QueueKit(backend=backend, estate=store.estate, latency=latency, report_interval=pool.telemetry.interval)

@@ -29,6 +29,8 @@ _RUN_OVERHEAD_SECONDS = 0.0001
 _SMOOTHING = 0.2
 STUCK_SECONDS = 0.1
 LIVED_LONG_SECONDS = 10.0
+LEAST_LIFE_SECONDS = 1.0
+LIFE_PER_START = 20
 
 
 class SlotState(enum.Enum):
@@ -42,11 +44,15 @@ class SlotState(enum.Enum):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Unit:
-    """Jobs that run together. `number`: given when it is sent to a worker; `results`: of the jobs that have ended."""
+    """Jobs that run together.
+
+    `number`: given when it is sent to a worker; `results`: of the jobs that have ended; `closed`: no job may be added.
+    """
 
     claims: list[Claimed]
     number: int = 0
     results: dict[str, Result] = dataclasses.field(default_factory=dict)
+    closed: bool = False
 
     @property
     def job_ids(self) -> list[str]:
@@ -56,23 +62,42 @@ class Unit:
     def halves(self) -> list[Unit]:
         """Two units of half the jobs each, to find the one that makes all fail."""
         middle = (len(self.claims) + 1) // 2
-        return [Unit(self.claims[:middle]), Unit(self.claims[middle:])]
+        return [Unit(self.claims[:middle], closed=True), Unit(self.claims[middle:], closed=True)]
+
+    def portions(self, size: int) -> list[Unit]:
+        """Itself, or what it holds in units of `size` jobs when there are more."""
+        if len(self.claims) <= size:
+            return [self]
+        begins = range(0, len(self.claims), size)
+        return [Unit(self.claims[begin : begin + size], closed=True) for begin in begins]
+
+    def takes(self, claimed: Claimed, size: int) -> bool:
+        """Whether a job may be added: there is room, and no other of its id (results are told apart by the id)."""
+        return not self.closed and len(self.claims) < size and claimed.job.id not in self.job_ids
 
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """The place of one worker. `index`: its number from 0; `generation`: of the configuration it was started with."""
+    """The place of one worker. `index`: its number from 0; `generation`: of the configuration it was started with.
+
+    `batched`: whether its worker takes batches; `ever_ready`: whether the last one became ready; `first_rss`: the bytes
+    it had resident after its first job; `outgrown`: it has grown by more than is allowed.
+    """
 
     index: int
     state: SlotState = SlotState.EMPTY
     generation: int = 0
+    batched: bool = False
     units: deque[Unit] = dataclasses.field(default_factory=deque)
     head_since: float = 0.0
     started: float = 0.0
     start_at: float = 0.0
     failures: int = 0
     ever_ready: bool = False
+    ready_at: float = 0.0
     ran: int = 0
+    first_rss: int = 0
+    outgrown: bool = False
     mean_seconds: float | None = None
 
     @property
@@ -81,8 +106,8 @@ class Slot:
         return bool(self.units)
 
     def window(self, batched: bool) -> int:
-        """How many units may be with the worker at a time."""
-        if self.state is not SlotState.READY:
+        """How many units may be with the worker at a time; none when it was not made for units of this kind."""
+        if self.state is not SlotState.READY or self.batched is not batched:
             return 0
         if self.mean_seconds is None or batched:
             return 1
@@ -92,6 +117,7 @@ class Slot:
         """Note that a unit was sent to the worker."""
         if not self.units:
             self.head_since = now
+        unit.closed = True
         self.units.append(unit)
 
     def behind(self, job_id: str) -> list[Unit]:
@@ -109,19 +135,32 @@ class Slot:
         mean = self.mean_seconds
         self.mean_seconds = seconds if mean is None else mean + _SMOOTHING * (seconds - mean)
 
-    def became_ready(self) -> None:
-        """The handler is imported."""
-        self.state = SlotState.READY
-        self.ever_ready = True
+    def began(self, now: float, generation: int, *, batched: bool) -> None:
+        """A worker was started in it."""
+        self.state, self.started, self.generation, self.batched = SlotState.STARTING, now, generation, batched
+
+    def became_ready(self, now: float) -> None:
+        """The handler is imported; a worker that was told to go meanwhile is not ready for anything."""
+        if self.state is SlotState.STARTING:
+            self.state, self.ready_at = SlotState.READY, now
+            self.ever_ready = True
+
+    def dismiss(self) -> None:
+        """Its worker was told to go, or killed by us: that it ends is no failure."""
+        if self.state is not SlotState.EMPTY:
+            self.state = SlotState.RETIRING
 
     def exited(self, now: float, *, blameless: bool) -> list[Unit]:
         """The worker is gone; returns what it had. `blameless`: it was told to go, so it is started again at once."""
+        if self.state is SlotState.STARTING:
+            self.ever_ready = False
         if blameless or (self.ever_ready and now - self.started >= LIVED_LONG_SECONDS):
             self.failures = 0
         if not blameless:
             self.failures += 1
         self.start_at = now + respawn_delay(self.failures, self.ever_ready)
         self.state, self.mean_seconds, self.ran = SlotState.EMPTY, None, 0
+        self.first_rss, self.outgrown = 0, False
         left, self.units = list(self.units), deque()
         return left
 
@@ -134,16 +173,24 @@ class Roster:
         self.wanted = len(self.slots)
         self.generation = 0
         self.batch_size = config.batch_size
-        self.max_jobs = config.max_jobs
+        self.max_jobs, self.max_memory = config.max_jobs, config.max_memory
         self.waiting: deque[Unit] = deque()
 
     def resize(self, config: StreamConfig) -> None:
-        """A new configuration: every worker of an older one is to be replaced; surplus ones are dismissed."""
+        """A new configuration: every worker of an older one is to be replaced; surplus ones are dismissed.
+
+        What could not be started with the old one is tried at once with the new one.
+        """
         self.generation += 1
         self.wanted = max(1, config.workers)
-        self.batch_size, self.max_jobs = config.batch_size, config.max_jobs
+        self.batch_size, self.max_jobs, self.max_memory = config.batch_size, config.max_jobs, config.max_memory
         for index in range(len(self.slots), self.wanted):
-            self.slots.append(Slot(index, generation=self.generation))
+            self.slots.append(Slot(index))
+        for slot in self.slots:
+            if slot.state is SlotState.EMPTY:
+                slot.failures, slot.start_at = 0, 0.0
+        waiting, self.waiting = self.waiting, deque()
+        self.first(waiting)
 
     def to_start(self, now: float) -> list[Slot]:
         """Slots whose worker is to be started now."""
@@ -155,31 +202,69 @@ class Roster:
         return min(times, default=None)
 
     def to_retire(self) -> Slot | None:
-        """The next worker to replace or dismiss: one at a time, and only while no other one is starting."""
+        """The next worker to replace or dismiss: one at a time, and only while every other one is ready.
+
+        So a new configuration whose handler cannot be imported costs one worker, not all of them.
+        """
         current = self.slots[: self.wanted]
         surplus = [slot for slot in self.slots[self.wanted :] if slot.state is SlotState.READY]
-        if any(slot.state in {SlotState.STARTING, SlotState.RETIRING} for slot in current):
+        if any(slot.state is not SlotState.READY for slot in current):
             return surplus[0] if surplus else None
         return next(iter([*surplus, *filter(self._is_used_up, current)]), None)
 
     def _is_used_up(self, slot: Slot) -> bool:
         if slot.state is not SlotState.READY:
             return False
-        return slot.generation < self.generation or 0 < self.max_jobs <= slot.ran
+        return slot.generation < self.generation or 0 < self.max_jobs <= slot.ran or slot.outgrown
 
-    def room(self, batched: bool) -> int:
+    def weigh(self, slot: Slot, rss: int, now: float) -> bool:
+        """Note what a worker weighs between two jobs (bytes); it is to be replaced when it has outgrown `max_memory`.
+
+        True: it has, but it stays for now. A limit below what any job needs must not cost more time for starting
+        workers than for jobs, so a worker lives for at least `LIFE_PER_START` times as long as its start took.
+        """
+        if not self.max_memory or slot.state is not SlotState.READY or not slot.ran or not rss:
+            return False
+        slot.first_rss = slot.first_rss or rss
+        if rss - slot.first_rss <= self.max_memory:
+            return False
+        life = max(LEAST_LIFE_SECONDS, LIFE_PER_START * (slot.ready_at - slot.started))
+        slot.outgrown = now - slot.ready_at >= life
+        return not slot.outgrown
+
+    @property
+    def batched(self) -> bool:
+        """Whether the handler takes lists of jobs."""
+        return self.batch_size > 1
+
+    @property
+    def free(self) -> int:
+        """How many more units the workers could take now."""
+        return sum(max(0, slot.window(self.batched) - len(slot.units)) for slot in self.slots)
+
+    @property
+    def room(self) -> int:
         """How many more jobs could be claimed now without piling up here."""
-        free = sum(max(0, slot.window(batched) - len(slot.units)) for slot in self.slots)
-        waiting = sum(len(unit.claims) for unit in self.waiting)
-        return max(0, free * self.batch_size - waiting)
+        return max(0, self.free * self.batch_size - sum(len(unit.claims) for unit in self.waiting))
 
-    def assign(self) -> list[tuple[Slot, Unit]]:
-        """Which waiting unit goes to which worker: to the one with the shortest queue, as long as there is room."""
+    @property
+    def growing(self) -> Unit | None:
+        """The batch that waits, is not full yet, and may still be filled up."""
+        last = self.waiting[-1] if self.waiting else None
+        return last if last is not None and self._may_grow(last) else None
+
+    def _may_grow(self, unit: Unit) -> bool:
+        return not unit.closed and len(unit.claims) < self.batch_size
+
+    def assign(self, *, only_full: bool = False) -> list[tuple[Slot, Unit]]:
+        """Which waiting unit goes to which worker: to the one with the shortest queue, as long as there is room.
+
+        `only_full`: a batch that may still be filled up stays.
+        """
         chosen: list[tuple[Slot, Unit]] = []
-        batched = self.batch_size > 1
         lengths = {slot.index: len(slot.units) for slot in self.slots}
-        while self.waiting:
-            open_slots = [slot for slot in self.slots if lengths[slot.index] < slot.window(batched)]
+        while self.waiting and not (only_full and self._may_grow(self.waiting[0])):
+            open_slots = [slot for slot in self.slots if lengths[slot.index] < slot.window(self.batched)]
             if not open_slots:
                 break
             slot = min(open_slots, key=lambda each: lengths[each.index])
@@ -188,24 +273,36 @@ class Roster:
         return chosen
 
     def add(self, claims: Sequence[Claimed]) -> None:
-        """Jobs just claimed, as units, behind what waits."""
-        for begin in range(0, len(claims), self.batch_size):
-            self.waiting.append(Unit(list(claims[begin : begin + self.batch_size])))
+        """Jobs just claimed, behind what waits: they fill up the last batch, and make new ones."""
+        for claimed in claims:
+            if self.waiting and self.waiting[-1].takes(claimed, self.batch_size):
+                self.waiting[-1].claims.append(claimed)
+            else:
+                self.waiting.append(Unit([claimed]))
 
     def first(self, units: Iterable[Unit]) -> None:
         """Units that come before everything that waits: they were with a worker already."""
-        self.waiting.extendleft(reversed(list(units)))
+        fitting = [portion for unit in units for portion in unit.portions(self.batch_size)]
+        self.waiting.extendleft(reversed(fitting))
+
+    def give_up(self) -> None:
+        """Forget every job: they are somebody else's now. Workers are with their old ones until they are killed."""
+        self.waiting.clear()
+        for slot in self.slots:
+            slot.units.clear()
+            slot.dismiss()
 
     def stuck(self, now: float) -> list[Slot]:
         """Slots with units that wait behind a long run while another worker has nothing to do."""
-        if not any(slot.state is SlotState.READY and not slot.units for slot in self.slots) or self.waiting:
-            return []
-        return [s for s in self.slots if len(s.units) > 1 and now - s.head_since > STUCK_SECONDS]
+        return [slot for slot in self._behind_others() if now - slot.head_since > STUCK_SECONDS]
 
-    def held(self) -> list[Claimed]:
-        """Every job that is here, running or waiting."""
-        units = [*self.waiting, *(unit for slot in self.slots for unit in slot.units)]
-        return [claimed for unit in units for claimed in unit.claims]
+    def next_stuck(self) -> float | None:
+        """When a slot's units count as stuck, should its run go on; None when nothing could be done for them."""
+        return min((slot.head_since + STUCK_SECONDS for slot in self._behind_others()), default=None)
+
+    def _behind_others(self) -> list[Slot]:
+        idle = any(slot.window(self.batched) and not slot.units for slot in self.slots)
+        return [slot for slot in self.slots if len(slot.units) > 1] if idle and not self.waiting else []
 
     @property
     def busy(self) -> bool:

@@ -27,11 +27,15 @@ class Phase(enum.StrEnum):
 
 
 class Tenure:
-    """The lease of one stream over time. Times are monotonic seconds."""
+    """The lease of one stream over time. Times are monotonic seconds.
+
+    `holder`: the owner that the lease named before the last try to win it; `predecessor`: that one, once it was won.
+    """
 
     def __init__(self, lease: Lease, ttl: float, beat_every: float) -> None:
         self.lease = lease
         self.phase = Phase.STANDBY
+        self.holder: str | None = None
         self.predecessor: str | None = None
         self._ttl = ttl
         self._beat_every = beat_every
@@ -43,25 +47,32 @@ class Tenure:
         """Whether new jobs may be claimed."""
         return self.phase is Phase.HOLDING
 
+    @property
+    def is_standby(self) -> bool:
+        """Whether somebody else has the lease, or nobody."""
+        return self.phase is Phase.STANDBY
+
     def next_act(self) -> float:
         """When `act` wants to be called again."""
         return self._next
 
-    def act(self, now: float, holder: str | None) -> bool:
+    def act(self, now: float) -> bool:
         """Try to win the lease, or renew it, when it is time; True when it was just won.
 
-        `holder`: the owner that the lease names before a try, kept as `predecessor` when the lease is won. Raises
-        `LeaseLost` when it was lost; then it is standby again.
+        Raises `LeaseLost` when it was lost; then it is standby again. Another `QueueError` comes from a try that could
+        not be made; the next one is due a moment later.
         """
         if now < self._next:
             return False
-        return self._try(now, holder) if self.phase is Phase.STANDBY else self._renew(now)
+        return self._try(now) if self.phase is Phase.STANDBY else self._renew(now)
 
-    def _try(self, now: float, holder: str | None) -> bool:
+    def _try(self, now: float) -> bool:
         self._next = now + STANDBY_SECONDS
+        look = getattr(self.lease, "holder", None)
+        self.holder = None if look is None else look()
         if not self.lease.try_acquire():
             return False
-        self.phase, self.predecessor = Phase.HOLDING, holder
+        self.phase, self.predecessor = Phase.HOLDING, self.holder
         self._renewed, self._next = now, now + self._beat_every
         return True
 
@@ -72,7 +83,7 @@ class Tenure:
         except LeaseLost:
             self.lost(now)
             raise
-        except QueueError as error:
+        except (QueueError, OSError) as error:
             self._next = now + min(self._beat_every, STANDBY_SECONDS)
             if self.phase is Phase.HOLDING and now - self._renewed > self._ttl:
                 self.phase = Phase.FENCED

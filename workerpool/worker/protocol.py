@@ -24,6 +24,7 @@ from workerpool.outcome import Result, ResultKind
 from workerpool.process.channel import Channel, ChannelError, Frame
 
 _SUB_BYTES = 1024 * 1024
+_HEADER_BYTES = 4096
 
 
 # -- the stream's end
@@ -46,6 +47,13 @@ def send_job(
     """
     header = {"t": "job", "id": job_id, "s": session, "a": attempt, "f": fence, "q": number}
     channel.send({**header, "n": together} if together != 1 else header, data)
+
+
+def check_fits(channel: Channel, jobs: Iterable[bytes]) -> None:
+    """Raise `ChannelError` unless each of these jobs fits into a frame."""
+    for data in jobs:
+        if len(data) + _HEADER_BYTES > channel.max_frame:
+            raise ChannelError(f"a job of {len(data)} bytes is larger than a frame may be")
 
 
 def send_stop(channel: Channel) -> None:

@@ -1,0 +1,88 @@
+"""What a worker may take: time for one run, time for its import, memory from job to job.
+
+A run that lasts for longer than `timeout` ends with its worker. A slow import is only mentioned: nobody can say how
+long a model takes to load. Memory is looked at between jobs, and the worker replaced in order (see `Roster.weigh`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from workerpool.stream.desk import Desk
+from workerpool.stream.state import Slot, SlotState
+from workerpool.units import format_size
+
+_log = logging.getLogger("workerpool.stream")
+_FIRST_LOOK = 0.05
+_WEIGH_SECONDS = 0.25
+SLOW_IMPORT_SECONDS = 30.0
+
+
+class Limits:
+    """The limits of one stream's workers."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._killed: dict[int, str] = {}
+        self._slow: dict[int, float] = {}
+        self._weigh_at = 0.0
+        self._said_too_small = False
+
+    def act(self, now: float) -> None:
+        """Kill whose run has lasted for too long; note who has grown too much."""
+        self._watch_runs(now)
+        self._watch_imports(now)
+        self._weigh(now)
+
+    def next(self, now: float) -> float | None:
+        """When a run or an import may have lasted for too long."""
+        times = [slot.head_since + self._desk.config.timeout + _FIRST_LOOK for slot in self._running()]
+        times += [slot.started + SLOW_IMPORT_SECONDS for slot in self._importing()]
+        return max(min(times), now + _FIRST_LOOK) if times else None
+
+    def ended(self, slot: Slot) -> str | None:
+        """The worker is gone; the job for whose long run it was killed, None when it was not."""
+        self._slow.pop(slot.index, None)
+        return self._killed.pop(slot.index, None)
+
+    def _running(self) -> list[Slot]:
+        if not self._desk.config.timeout:
+            return []
+        return [slot for slot in self._desk.roster.slots if slot.units and slot.index not in self._killed]
+
+    def _importing(self) -> list[Slot]:
+        slots = self._desk.roster.slots
+        return [slot for slot in slots if slot.state is SlotState.STARTING and slot.index not in self._slow]
+
+    def _watch_runs(self, now: float) -> None:
+        limit = self._desk.config.timeout
+        for slot in self._running():
+            row = self._desk.crew.view(slot)
+            if row.job and now - row.since_ns / 1e9 > limit:
+                _log.error("job %s runs for longer than %g s: its worker is killed", row.job, limit)
+                self._killed[slot.index] = row.job
+                self._desk.crew.kill(slot)
+
+    def _watch_imports(self, now: float) -> None:
+        for slot in self._importing():
+            if now - slot.started >= SLOW_IMPORT_SECONDS:
+                self._slow[slot.index] = slot.started
+                handler = self._desk.config.handler
+                _log.warning("%s is still being imported after %g s", handler, SLOW_IMPORT_SECONDS)
+
+    def _weigh(self, now: float) -> None:
+        roster = self._desk.roster
+        if not roster.max_memory or now < self._weigh_at:
+            return
+        self._weigh_at = now + _WEIGH_SECONDS
+        for slot in roster.slots:
+            if slot.state is SlotState.READY and slot.ran:
+                self._note_weight(slot, self._desk.crew.view(slot).rss, now)
+
+    def _note_weight(self, slot: Slot, rss: int, now: float) -> None:
+        if self._desk.roster.weigh(slot, rss, now) and not self._said_too_small:
+            self._said_too_small = True
+            limit = format_size(self._desk.config.max_memory)
+            _log.warning("max_memory = %s is less than jobs need: a worker is not replaced after each of them", limit)
+        if slot.outgrown:
+            _log.info("worker %d has grown to %d MiB: it is replaced", slot.index + 1, rss // 2**20)

@@ -1,0 +1,75 @@
+"""The first thing under a lease just won: bring home what the last holder left.
+
+Its workers are killed first, then the jobs that they were running are charged, and everything else that is in flight
+becomes pending again. When any of it fails, all of it is tried again: what is done already is not found a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from queuekit import LeaseLost
+from workerpool.stream import succession
+from workerpool.stream.arrivals import Arrivals
+from workerpool.stream.desk import STORE_ERRORS, Desk
+from workerpool.stream.succession import Predecessor
+from workerpool.stream.trouble import Trouble
+
+_log = logging.getLogger("workerpool.stream")
+
+
+class TakingOver:
+    """`directory`: where boards are; `in_place`: what this place on our own board said before it was taken."""
+
+    def __init__(self, desk: Desk, arrivals: Arrivals, directory: str, in_place: Predecessor | None) -> None:
+        self._desk = desk
+        self._arrivals = arrivals
+        self._directory = directory
+        self._in_place = in_place
+        self._trouble = Trouble("taking the stream over", _log)
+
+    def act(self, now: float) -> None:
+        """Take over once it is time; raises `LeaseLost`."""
+        if not self._is_wanted() or self._trouble.blocks(now):
+            return
+        try:
+            self._take_over(now)
+        except LeaseLost:
+            raise
+        except STORE_ERRORS as error:
+            self._trouble.met(error, now)
+        else:
+            self._trouble.over(now)
+            self._desk.taken_over = True
+
+    def next(self, now: float) -> float | None:  # noqa: ARG002
+        """When it is to be tried (again)."""
+        return self._trouble.until if self._is_wanted() else None
+
+    def _is_wanted(self) -> bool:
+        return self._desk.tenure.may_claim and not self._desk.taken_over and not self._desk.stopping
+
+    def _take_over(self, now: float) -> None:
+        desk = self._desk
+        owner = desk.tenure.predecessor
+        if owner is not None:
+            self._charge(owner)
+        while desk.journey.waiting:
+            desk.journey.carry_out(desk.lease)
+        reclaimed = desk.backend.reclaim_in_flight(desk.stream, lease=desk.lease)
+        if reclaimed or owner is not None:
+            _log.warning("took over stream %s; %d jobs were in flight", desk.stream, reclaimed)
+        desk.backend.finish_intents(desk.stream, lease=desk.lease)
+        self._arrivals.open(now)
+
+    def _charge(self, owner: str) -> None:
+        """Kill what the dead one's workers left, and charge the jobs that they were running."""
+        desk = self._desk
+        found = succession.find(owner, self._directory, self._in_place)
+        if found is not None:
+            succession.kill_left_over(found.workers)
+            for job_id, how in found.running_jobs():
+                claimed = desk.backend.adopt(job_id, lease=desk.lease)
+                if claimed is not None:
+                    desk.journey.crashed(claimed, how)
+        self._in_place = None

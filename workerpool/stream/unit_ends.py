@@ -1,0 +1,83 @@
+"""What a unit comes to: when its last job has a result, and when its worker dies before that.
+
+A batch that fails as a whole, or takes its worker with it, is halved before anybody is blamed. Only what ran is charged
+for a death, and nobody for one that was meant for another job.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+
+from queuekit import Claimed
+from workerpool.outcome import Result, ResultKind
+from workerpool.process import Exit
+from workerpool.stream.journey import Journey
+from workerpool.stream.state import Roster, Slot, Unit
+
+_log = logging.getLogger("workerpool.stream")
+
+
+class UnitEnds:
+    """From the workers back to the roster, or on to the journey's end."""
+
+    def __init__(self, roster: Roster, journey: Journey) -> None:
+        self._roster = roster
+        self._journey = journey
+
+    def run_ended(self, slot: Slot, job_id: str, result: Result, now: float) -> None:
+        """A worker says how one job's run ended."""
+        unit = next((unit for unit in slot.units if job_id in unit.job_ids and job_id not in unit.results), None)
+        if unit is None:
+            _log.info("dropped the result of job %s: it was given up here before its worker ended it", job_id)
+            return
+        unit.results[job_id] = result
+        if len(unit.results) == len(unit.claims):
+            slot.ended(unit, result.run_seconds, now)
+            self._all_ended(unit)
+
+    def _all_ended(self, unit: Unit) -> None:
+        if len(unit.claims) > 1 and _has_only_failed(unit):
+            self._roster.first(unit.halves())
+        else:
+            self._hand_on(unit)
+
+    def _hand_on(self, unit: Unit) -> None:
+        for claimed in unit.claims:
+            if claimed.job.id in unit.results:
+                self._journey.ended(claimed, unit.results[claimed.job.id])
+
+    def worker_died(self, unit: Unit, *, ran: bool, how: str) -> None:
+        """Its worker is gone. `ran`: whether it was in this unit's run; `how`: what to say of it."""
+        self._lost(unit, ran, lambda claimed: self._journey.crashed(claimed, how))
+
+    def timed_out(self, unit: Unit, *, ran: bool, job_id: str, limit: float) -> None:
+        """Its worker was killed because the run of `job_id` took longer than `limit` seconds."""
+        failed = Result.failed(f"killed after {limit:g} s (timeout)", run_seconds=limit)
+        self._lost(unit, ran and job_id in unit.job_ids, lambda claimed: self._journey.ended(claimed, failed))
+
+    def _lost(self, unit: Unit, guilty: bool, charge: Callable[[Claimed], None]) -> None:
+        if _has_only_failed(unit):
+            unit.results.clear()  # a batch that fails as a whole, cut short
+        self._hand_on(unit)
+        left = [claimed for claimed in unit.claims if claimed.job.id not in unit.results]
+        if not left:
+            return
+        if not guilty:
+            self._roster.first([Unit(left, closed=True)])
+        elif len(left) > 1:
+            self._roster.first(Unit(left).halves())
+        else:
+            charge(left[0])
+
+
+def describe(end: Exit) -> str:
+    """How a worker died, for the record of the job that it was running."""
+    if end.signal is not None:
+        return f"its worker was killed by {signal.Signals(end.signal).name} while it ran this job"
+    return f"its worker exited with code {end.code} while it ran this job"
+
+
+def _has_only_failed(unit: Unit) -> bool:
+    return all(result.kind is ResultKind.FAILED for result in unit.results.values())

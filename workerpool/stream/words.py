@@ -1,0 +1,105 @@
+"""What a stream process tells its master: that it is ready, failing or standing by, and what became of its jobs.
+
+For `--burst` it says "idle" whenever nothing of its stream is outstanding, with the number of jobs that it has handled
+and of the last question that it saw; the master puts these together.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+
+from workerpool.stream.desk import STORE_ERRORS, Desk
+from workerpool.stream.trouble import Trouble
+
+_IDLE_LOOK_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 1.0
+_log = logging.getLogger("workerpool.stream")
+
+
+class Words:
+    """The way to the master. `is_busy`: whether there is work to do here."""
+
+    def __init__(self, desk: Desk, *, burst: bool, is_busy: Callable[[], bool]) -> None:
+        self._desk = desk
+        self._burst = burst
+        self._is_busy = is_busy
+        self._counting = Trouble("counting jobs", _log)
+        self._question: int | None = None
+        self._look_at = 0.0
+        self._failing: str | None = None
+        self._said_ready = self._said_standby = False
+
+    # -- how it is doing
+
+    def ready(self) -> None:
+        """A worker has imported the handler."""
+        if not self._desk.stopping:
+            self._desk.row.say(state="running", error="")
+        if not self._said_ready or self._failing is not None:
+            self._said_ready, self._failing = True, None
+            self._desk.master.send({"t": "ready"})
+
+    def failed(self, error: str) -> None:
+        """A worker could not import the handler; the same reason is said once."""
+        self._desk.row.say(state="failing", error=error)
+        if error != self._failing:
+            self._failing = error
+            self._desk.master.send({"t": "failed", "error": error})
+
+    def lease(self) -> None:
+        """How it stands with the lease; who has it, when that is somebody else."""
+        tenure = self._desk.tenure
+        self._desk.row.say(lease=tenure.phase.value)
+        if tenure.may_claim:
+            self._said_standby = False
+        elif tenure.is_standby and tenure.holder is not None and not self._said_standby:
+            self._said_standby = True
+            _log.warning("stream %s is worked by %s: standing by", self._desk.stream, tenure.holder)
+            self._desk.master.send({"t": "standby", "holder": tenure.holder})
+
+    def last(self) -> None:
+        """The counts, and everything that was not sent yet, unless the master does not listen."""
+        self._counts()
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        master = self._desk.master
+        master.flush()
+        while master.wants_write and (left := deadline - time.monotonic()) > 0:
+            select.select([], [master], [], left)
+            master.flush()
+
+    def _counts(self) -> None:
+        counts = self._desk.journey.counts
+        said = {"done": counts.done, "blocked": counts.blocked, "retried": counts.retried}
+        self._desk.master.send({"t": "counts", **said})
+
+    # -- a burst
+
+    def asked(self, question: int) -> None:
+        """The master wants to know again whether anything is outstanding."""
+        self._question, self._look_at = question, 0.0
+
+    def act(self, now: float) -> None:
+        """Say "idle" when nothing is outstanding."""
+        if not self._is_due(now):
+            return
+        self._look_at = now + _IDLE_LOOK_SECONDS
+        try:
+            outstanding = self._desk.queue.tally(self._desk.stream).outstanding
+        except STORE_ERRORS as error:
+            self._counting.met(error, now)
+            return
+        self._counting.over(now)
+        if outstanding == 0:
+            self._counts()
+            self._desk.master.send({"t": "idle", "n": self._question, "handled": self._desk.journey.counts.handled})
+
+    def next(self, now: float) -> float | None:  # noqa: ARG002
+        """When it wants to look whether anything is outstanding."""
+        return self._look_at if self._burst and not self._desk.stopping and not self._is_busy() else None
+
+    def _is_due(self, now: float) -> bool:
+        at = self.next(now)
+        return at is not None and now >= at
