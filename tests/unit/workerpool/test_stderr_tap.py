@@ -1,0 +1,95 @@
+"""A worker's standard error passes through, its end is kept, and a slow reader of ours stops it, not us."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from workerpool.stream.stderr import KEPT_BYTES, StderrTap
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.fixture
+def tap(ends: tuple[int, int]) -> Iterator[StderrTap]:
+    tap = StderrTap(target=ends[1])
+    yield tap
+    tap.close()
+
+
+def fill(tap: StderrTap) -> int:
+    """Write until neither pipe takes more; how many bytes that were."""
+    os.set_blocking(tap.writer, False)
+    written = 0
+    while True:
+        try:
+            written += os.write(tap.writer, b"x" * 4096)
+        except BlockingIOError:
+            return written
+        tap.pump()
+
+
+def test_what_is_written_comes_out_and_is_kept(tap: StderrTap, ends: tuple[int, int]) -> None:
+    os.write(tap.writer, b"one\ntwo\n")
+    assert tap.pump()
+    assert os.read(ends[0], 100) == b"one\ntwo\n"
+    assert tap.last_lines() == "one\ntwo"
+
+
+def test_only_the_end_is_kept_from_a_whole_line_on(tap: StderrTap) -> None:
+    for number in range(300):
+        os.write(tap.writer, b"line %06d\n" % number)
+    tap.pump()
+    kept = tap.last_lines().splitlines()
+    assert kept[-1] == "line 000299"
+    assert all(len(line) == len("line 000299") for line in kept)
+    assert len(tap.last_lines()) <= KEPT_BYTES
+
+
+def test_a_reader_that_does_not_read_does_not_block_the_loop(tap: StderrTap, ends: tuple[int, int]) -> None:
+    written = fill(tap)
+    assert tap.is_stuck
+    os.set_blocking(ends[0], False)
+    got = 0
+    while tap.is_stuck or got < written:
+        got += len(os.read(ends[0], 65536))
+        tap.pump()
+    assert got == written
+
+
+def test_the_end_of_the_worker_is_noticed_after_its_last_words(tap: StderrTap, ends: tuple[int, int]) -> None:
+    os.write(tap.writer, b"bye")
+    tap.close_writer()
+    assert not tap.pump()
+    assert os.read(ends[0], 10) == b"bye"
+
+
+def test_nobody_listening_is_no_error(ends: tuple[int, int]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    tap = StderrTap(target=writer)
+    os.write(tap.writer, b"into the void")
+    assert tap.pump()
+    assert not tap.is_stuck
+    assert tap.last_lines() == "into the void"
+    tap.close()
+    os.close(writer)
+
+
+def test_bytes_that_are_no_text_are_shown_escaped(tap: StderrTap) -> None:
+    os.write(tap.writer, b"\xff\xfe\n")
+    tap.pump()
+    assert tap.last_lines() == "\\xff\\xfe"
+
+
+def test_descriptors_do_not_leak_into_programs(tap: StderrTap) -> None:
+    assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in (tap.fileno(), tap.writer))

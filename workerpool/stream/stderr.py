@@ -1,0 +1,79 @@
+"""What a worker writes to its standard error: passed on as it is, and its end kept for the day when the worker dies.
+
+A pipe stands between the worker and our own standard error. When ours is slow (a pager, a full pipe of a service
+manager), nothing more is read from the worker, so that it waits as if it wrote there itself, and this loop does not.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+KEPT_BYTES = 2048
+_CHUNK = 4096  # a pipe that is writable takes this much without blocking (PIPE_BUF)
+
+
+class StderrTap:
+    """The standard error of one worker. `target`: the descriptor to pass everything on to."""
+
+    def __init__(self, target: int = 2) -> None:
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._target = target
+        self._pending = b""
+        self._tail = b""
+
+    def fileno(self) -> int:
+        """Readable when the worker has written something, or is gone."""
+        return self._reader
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something waits that our standard error does not take now."""
+        return bool(self._pending)
+
+    def close_writer(self) -> None:
+        """In the parent, after the fork: only the worker and its children hold the other end."""
+        os.close(self.writer)
+        self.writer = -1
+
+    def pump(self) -> bool:
+        """Pass on what is there, without waiting; False when the other end is closed and nothing is left."""
+        while self._push():
+            try:
+                data = os.read(self._reader, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._tail = (self._tail + data)[-KEPT_BYTES:]
+            self._pending = data
+        return True
+
+    def _push(self) -> bool:
+        """Write what waits; whether nothing waits any more."""
+        while self._pending:
+            if not select.select([], [self._target], [], 0)[1]:
+                return False
+            try:
+                written = os.write(self._target, self._pending)
+            except BlockingIOError:
+                return False
+            except OSError:  # nobody listens any more: the worker shall not die of that
+                written = len(self._pending)
+            self._pending = self._pending[written:]
+        return True
+
+    def last_lines(self) -> str:
+        """The end of what was written, from the first whole line in it."""
+        text = self._tail.decode(errors="backslashreplace")
+        if len(self._tail) == KEPT_BYTES:
+            text = text.partition("\n")[2] or text
+        return text.strip()
+
+    def close(self) -> None:
+        """Close both ends; any number of times."""
+        for fd in (self._reader, self.writer):
+            if fd >= 0:
+                os.close(fd)
+        self._reader = self.writer = -1
