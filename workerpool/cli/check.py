@@ -1,0 +1,247 @@
+"""`workerpool check`: everything that a pool needs, tried without running one; every problem is reported at once.
+
+Handlers are imported in forked children, one each, as the pool's workers do it: what a module does at its import, be it
+to exit, to hang or to print, cannot harm the others or this command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from queuekit import QueueError
+from workerpool.cli import words
+from workerpool.cli.main import STORE, USAGE, code_of
+from workerpool.cli.options import Source, json_option, print_json, with_source
+from workerpool.cli.store import open_queue, store_folder
+from workerpool.config import PoolConfig, StreamConfig
+from workerpool.errors import ConfigError
+from workerpool.handlers import HandlerError, load_handler
+from workerpool.process import Child, kill_group, spawn
+from workerpool.units import format_duration, format_size
+
+IMPORT_SECONDS = 60.0
+_SIZES = {"max_job_bytes", "max_memory"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem, and the exit code that it stands for."""
+
+    text: str
+    code: int
+
+
+@click.command("check")
+@with_source
+@json_option
+@click.pass_context
+def check_command(ctx: click.Context, source: Source, as_json: bool) -> None:
+    """Read the configuration, import the handlers, try the store; print the configuration as it counts, defaults
+    included.
+
+    Every problem is reported at once, on standard error. Handlers are imported, so their modules' code runs.
+
+    \b
+    Exit codes: 0 all is well, 2 the configuration or a handler is not, 3 the store cannot be used
+    """
+    try:
+        config = source.load()
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"ok": False, "problems": [str(problem) for problem in error.problems], "config": None})
+        ctx.exit(USAGE)
+    findings = [*_unsupported(config), *_bad_handlers(config), *_bad_store(config)]
+    if as_json:
+        shown = effective(config)
+        print_json({"ok": not findings, "problems": [each.text for each in findings], "config": shown})
+    else:
+        click.echo(to_toml(effective(config)), nl=False)
+        _say(config, findings)
+    ctx.exit(min((each.code for each in findings), default=0))
+
+
+def _say(config: PoolConfig, findings: list[Finding]) -> None:
+    for finding in findings:
+        click.echo(finding.text, err=True)
+    if not findings:
+        streams = words.number(len(config.streams), "stream")
+        click.echo(f"# all is well: {streams}, {words.masked(config.store.url)}")
+
+
+# -- what is tried
+
+
+def _unsupported(config: PoolConfig) -> Iterator[Finding]:
+    """What the configuration may say and this version cannot do."""
+    from workerpool.assemble import refuse_unsupported
+
+    try:
+        refuse_unsupported(config)
+    except ConfigError as error:
+        for problem in error.problems:
+            yield Finding(str(problem), USAGE)
+
+
+def _bad_handlers(config: PoolConfig) -> Iterator[Finding]:
+    for stream in config.streams:
+        reason = why_not_importable(stream, config.handlers.path)
+        if reason is not None:
+            yield Finding(f"{config.path or 'config'}: streams.{stream.name}.handler: {reason}", USAGE)
+
+
+def _bad_store(config: PoolConfig) -> Iterator[Finding]:
+    """A folder that is not there yet is not made for a check; whether it could be is looked at."""
+    folder = store_folder(config)
+    try:
+        if folder is not None and not os.path.lexists(folder):
+            reason = _why_not_makeable(folder)
+            if reason:
+                yield Finding(f"store: {reason}", STORE)
+            return
+        with open_queue(config) as queue:
+            queue.tally()
+        if folder is not None:
+            _write_something(folder)
+    except QueueError as error:
+        yield Finding(f"store: {error}", code_of(error))
+    except OSError as error:
+        yield Finding(f"store: cannot write to {folder}: {error.strerror}", STORE)
+
+
+def _why_not_makeable(folder: str) -> str | None:
+    parent = os.path.dirname(folder)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
+        return f"cannot make {folder}: {parent} is not a folder"
+    return None if os.access(parent, os.W_OK | os.X_OK) else f"cannot make {folder}: {parent} may not be written"
+
+
+def _write_something(folder: str) -> None:
+    """Make a file where jobs are written first, as a send does, and remove it."""
+    path = os.path.join(folder, "tmp", f"check-{os.getpid()}-{time.monotonic_ns()}")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, b"check")
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+# -- importing a handler in a child
+
+
+def why_not_importable(stream: StreamConfig, path: tuple[str, ...], seconds: float = IMPORT_SECONDS) -> str | None:
+    """Why a stream's handler cannot be loaded; None when it can. `seconds`: how long its import may take."""
+    reader, writer = os.pipe()
+    try:
+        child = spawn(lambda: _import(stream.handler, path, writer), name="check", own_group=True, keep=(writer,))
+    except OSError as error:
+        os.close(reader)
+        return f"cannot be tried: {error.strerror}"
+    finally:
+        os.close(writer)
+    try:
+        said = _hear(reader, seconds)
+    finally:
+        os.close(reader)
+        code = _end(child)
+    if said is not None:
+        return said or None
+    if code is None:
+        return f"handler {stream.handler!r}: its import takes longer than {seconds:g} s"
+    return f"handler {stream.handler!r}: importing it ended the process ({code})"
+
+
+def _import(spec: str, path: tuple[str, ...], writer: int) -> int:
+    """In the child: say "" for a handler that loads, else the reason. Prints of the module go to standard error."""
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+    try:
+        load_handler(spec, path)
+        reason = ""
+    except HandlerError as error:
+        reason = str(error)
+    os.write(writer, json.dumps(reason).encode() + b"\n")
+    return 0
+
+
+def _hear(reader: int, seconds: float) -> str | None:
+    """What the child says in one line; None when it ends or the time does before."""
+    heard, deadline = b"", time.monotonic() + seconds
+    while not heard.endswith(b"\n"):
+        readable, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(reader, 65536) if readable else b""
+        if not data:
+            return None
+        heard += data
+    said = json.loads(heard)
+    return said if isinstance(said, str) else None
+
+
+def _end(child: Child) -> str | None:
+    """Kill what is left of the child's group; how the child ended by itself, None when it had to be killed."""
+    kill_group(child.pid, child.start, signal.SIGKILL, session=child.session)
+    code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+    if code == -signal.SIGKILL:
+        return None
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+# -- the effective configuration
+
+
+def effective(config: PoolConfig) -> dict[str, Any]:
+    """The configuration as it counts, in the form of a config.toml: durations and sizes as text, no password."""
+    values = config.to_dict()
+    values["store"]["url"] = words.masked(config.store.url)
+    streams = values.pop("streams")
+    sections = {name: _section(section) for name, section in values.items() if isinstance(section, dict)}
+    for stream in streams.values():
+        del stream["name"]
+    return sections | {"streams": {name: _section(stream) for name, stream in streams.items()}}
+
+
+def _section(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _written(key, value) for key, value in values.items()}
+
+
+def _written(key: str, value: Any) -> Any:
+    if isinstance(value, float):
+        return format_duration(value)
+    return format_size(value) if key in _SIZES else value
+
+
+def to_toml(sections: dict[str, Any]) -> str:
+    """The text of a config.toml with these sections; every stream is written out in full."""
+    streams = {f"streams.{_quoted(name)}": values for name, values in sections["streams"].items()}
+    tables = {name: values for name, values in sections.items() if name != "streams"} | streams
+    return "".join(f"[{name}]\n{_keys(values)}\n" for name, values in tables.items())
+
+
+def _keys(values: dict[str, Any]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return str(value) if isinstance(value, int) else _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's escapes are TOML's, but for DEL, which only TOML wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,79 @@
+"""`workerpool jobs`: a list of jobs by state and stream."""
+
+from __future__ import annotations
+
+import itertools
+
+import click
+
+from queuekit import QueueKit
+from queuekit.contract import JobView
+from queuekit.job import Delivery
+from workerpool.cli import words
+from workerpool.cli.listing import jobs_in
+from workerpool.cli.main import STORE, Refusal
+from workerpool.cli.options import Source, complete_streams, json_option, print_json, with_source
+from workerpool.cli.store import open_queue, store_folder
+from workerpool.config import PoolConfig
+
+_STATES = (*words.OPEN_STATES, *words.END_STATES, "failed")
+
+
+@click.command("jobs")
+@with_source
+@click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Only these (default: all).")
+@click.option("--stream", metavar="STREAM", shell_complete=complete_streams, help="Only this stream's.")
+@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="At most so many; 0 = all.")
+@json_option
+def jobs_command(source: Source, states: tuple[str, ...], stream: str | None, limit: int, as_json: bool) -> None:
+    """List jobs: those that wait or run first, oldest first, then those that have ended, newest first.
+
+    `failed` is another word for blocked. `workerpool show ID` tells a job's story.
+    """
+    config = source.load()
+    with open_queue(config) as queue:
+        found = list_jobs(queue, config, set(states) or {*_STATES, words.NO_RECORD}, stream)
+        shown = list(itertools.islice(found, limit or None))
+        more = next(found, None) is not None
+        if as_json:
+            print_json({"jobs": [brief(view) for view in shown], "more": more})
+            return
+        _draw(shown, more)
+
+
+def list_jobs(queue: QueueKit, config: PoolConfig, states: set[str], stream: str | None) -> itertools.chain[JobView]:
+    """The jobs in these states (words), lazily. Raises `Refusal` for a store that is no folder."""
+    root = store_folder(config)
+    if root is None:
+        raise Refusal("jobs can be listed in dir: stores only", STORE)
+    wanted = {"blocked" if state == "failed" else state for state in states}
+    return itertools.chain(jobs_in(queue, root, config.store.max_job_bytes, wanted, stream))
+
+
+def brief(view: JobView) -> dict[str, object]:
+    """A job as `jobs --json` has it."""
+    delivery = Delivery.of(view.job)
+    return {
+        "id": view.job.id,
+        "stream": view.job.stream_id,
+        "state": words.state_word(view),
+        "sent_ms": view.job.submitted_at.physical_time,
+        "due_ms": view.due_ms,
+        "ended_ms": view.signal.completed_at.physical_time if view.signal else None,
+        "priority": view.job.priority,
+        "payload_bytes": len(view.job.payload),
+        "failed_runs": delivery.attempt,
+        "crashes": delivery.crashes,
+        "errors": list(delivery.errors),
+    }
+
+
+def _draw(shown: list[JobView], more: bool) -> None:
+    if not shown:
+        click.echo("no such jobs")
+        return
+    from workerpool.cli import views
+
+    views.show(views.jobs(shown))
+    if more:
+        click.echo(f"… and more than these {len(shown)}: --limit 0 shows all")

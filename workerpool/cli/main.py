@@ -1,0 +1,143 @@
+"""The command `workerpool`: its group, what every command shares about errors, and who loads what when.
+
+Commands live in modules that are imported when they are called, so that `workerpool --help` stays fast. Mistakes of
+the user and troubles of the store become one line on standard error and an exit code, never a traceback:
+
+    1 failed at run time    2 usage, configuration, data    3 store unreachable or unwritable    130 interrupted
+
+`run` has more; see its help.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import click
+
+from queuekit.errors import (
+    BackendUnavailable,
+    DecodingFailed,
+    DirectoryCreationFailed,
+    InvalidIdentifier,
+    InvalidTerminalStatus,
+    QueueError,
+    RenameFailed,
+    WatcherFailed,
+    WriteFailed,
+)
+from workerpool.errors import ConfigError, PoolError
+
+FAILED, USAGE, STORE, INTERRUPTED = 1, 2, 3, 130
+
+COMMANDS = {  # name: (module below workerpool.cli, what it does)
+    "init": ("init", "Make a runnable start: config.toml, handlers.py, spool."),
+    "check": ("check", "Read the configuration, import the handlers, try the store."),
+    "run": ("run", "Run the pool in the foreground."),
+    "send": ("send", "Send a job, or a file of jobs; print the ids."),
+    "status": ("status", "Show the pool and its streams on one screen."),
+    "top": ("status", "The same, live."),
+    "jobs": ("jobs", "List jobs."),
+    "show": ("show", "Tell the whole story of a job."),
+    "retry": ("act", "Make finished jobs pending again."),
+    "release": ("act", "Run deferred jobs now."),
+    "cancel": ("act", "End jobs that have not started, without running them."),
+    "prune": ("act", "Remove the records of jobs that ended long ago."),
+    "reload": ("steer", "Have this configuration's running pool read it anew."),
+    "stop": ("steer", "Stop this configuration's running pool."),
+}
+
+_EPILOG = """\b
+Completion:
+  bash   eval "$(_WORKERPOOL_COMPLETE=bash_source workerpool)"
+  zsh    eval "$(_WORKERPOOL_COMPLETE=zsh_source workerpool)"
+  fish   _WORKERPOOL_COMPLETE=fish_source workerpool | source
+"""
+
+
+class Refusal(Exception):
+    """What a command could not do, as one line, and the exit code that says so. Attributes: `code`."""
+
+    def __init__(self, message: str, code: int) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class Commands(click.Group):
+    """The group: commands are loaded when they are used, and errors become messages."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """The commands in the order of a day's work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module; None when there is no such command."""
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"workerpool.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and translate what it raises."""
+        if "NO_COLOR" in os.environ:
+            ctx.color = False
+        try:
+            return super().invoke(ctx)
+        except Refusal as refusal:
+            code = _say(str(refusal), refusal.code)
+        except ConfigError as error:
+            click.echo(str(error), err=True)  # each of its lines says where it is
+            code = USAGE
+        except QueueError as error:
+            code = _say(str(error), code_of(error))
+        except PoolError as error:
+            code = _say(str(error), FAILED)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        raise click.exceptions.Exit(code)
+
+
+def _say(message: str, code: int) -> int:
+    click.echo(f"workerpool: {message}", err=True)
+    return code
+
+
+def code_of(error: QueueError) -> int:
+    """The exit code of a queue's error: 3 for the store, 2 for what was asked of it, 1 for the rest."""
+    if isinstance(error, BackendUnavailable | DirectoryCreationFailed | RenameFailed | WatcherFailed):
+        return STORE
+    if isinstance(error, WriteFailed):  # of the system, or the values of a job that cannot be sent
+        return USAGE if error.__cause__ is None else STORE
+    if isinstance(error, InvalidIdentifier | DecodingFailed | InvalidTerminalStatus):
+        return USAGE
+    return FAILED
+
+
+@click.group(
+    cls=Commands,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="workerpool", prog_name="workerpool", message="%(prog)s %(version)s")
+def cli() -> None:
+    """A durable job queue and worker pool that needs no server.
+
+    The configuration is ./config.toml, or WORKERPOOL_CONFIG, or what a command is told. `workerpool COMMAND --help`
+    explains each.
+    """
+
+
+def main() -> None:
+    """The entry point of the command; ends the process with the exit code."""
+    cli(prog_name="workerpool")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What `status` tells, gathered into plain values: for the screen and for `--json`, whose keys are these.
+
+Counts of waiting jobs come from the store, everything about processes from the boards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from queuekit import QueueKit
+from queuekit.clock import now_ms
+from workerpool.board import RowView
+from workerpool.cli import words
+from workerpool.cli.leases import Holder, holder_of, stopped_in_lock
+from workerpool.cli.pools import Pool, StreamRows, read_pools, running_for
+from workerpool.cli.store import board_directory, store_folder
+from workerpool.config import PoolConfig
+
+Facts = dict[str, Any]
+
+
+def gather(config: PoolConfig, queue: QueueKit) -> Facts:
+    """The status of a store and its pools.
+
+    `ok`: no stream is failing and none is blocked by a stopped process. Raises `BackendUnavailable` when the store
+    cannot be read.
+    """
+    pools = read_pools(board_directory(config))
+    configured = [stream.name for stream in config.streams]
+    named = [*configured, *sorted((queue.backend.streams() | _on_boards(pools)) - set(configured))]
+    root = store_folder(config)
+    streams = [_stream(name, queue, pools, root, known=name in configured) for name in named]
+    return {
+        "ok": all(stream["health"] != "failing" for stream in streams),
+        "store": words.masked(config.store.url),
+        "config": config.path,
+        "running": any(pool.alive for pool in pools),
+        "pools": [_pool(pool) for pool in pools],
+        "streams": streams,
+        "warnings": list(_warnings(config, streams, pools)),
+    }
+
+
+def _on_boards(pools: list[Pool]) -> set[str]:
+    return {stream.row.stream for pool in pools if pool.alive for stream in pool.streams}
+
+
+# -- pools
+
+
+def _pool(pool: Pool) -> Facts:
+    seconds = max(0.0, (now_ms() - pool.header.created_ms) / 1000)
+    return {
+        "pid": pool.header.pid,
+        "alive": pool.alive,
+        "state": (pool.master.state if pool.master else "starting") if pool.alive else "dead",
+        "config": pool.header.config or None,
+        "started_ms": pool.header.created_ms,
+        "seconds": seconds if pool.alive else None,
+        "was_running": [] if pool.alive else [_worker(row, pool) for row in pool.workers() if row.job],
+    }
+
+
+# -- streams
+
+
+def _stream(name: str, queue: QueueKit, pools: list[Pool], root: str | None, *, known: bool) -> Facts:
+    tally = queue.tally(name)
+    holder = holder_of(root, name) if root else None
+    shown = _shown(name, pools, holder)
+    return {
+        "name": name,
+        "configured": known,
+        "pending": tally.pending,
+        "running": tally.in_flight,
+        "retrying": tally.retrying,
+        "scheduled": tally.scheduled,
+        "next_retry_ms": tally.next_retry_ms,
+        "lease": _lease(name, pools, holder),
+        "stopped_pid": stopped_in_lock(root, name) if root else None,
+    } | (_process(*shown) if shown else _no_process(pools))
+
+
+def _shown(name: str, pools: list[Pool], holder: Holder | None) -> tuple[Pool, StreamRows] | None:
+    """The process that a stream is told by: the lease's holder, else a living one, else the last dead one's."""
+    found = [(pool, stream) for pool in pools if (stream := pool.stream(name)) is not None]
+    living = [each for each in found if each[0].alive]
+    held = [each for each in living if holder is not None and each[1].row.name == holder.owner]
+    return next(iter(held or living or found), None)
+
+
+def _process(pool: Pool, stream: StreamRows) -> Facts:
+    row = stream.row
+    seconds = max(1.0, (now_ms() - pool.header.created_ms) / 1000)
+    ended = row.jobs_done + row.jobs_blocked
+    return {
+        "health": stream.health if pool.alive else "stopped",
+        "error": stream.trouble if pool.alive else row.error,
+        "pid": row.pid if pool.alive and stream.alive else None,
+        "restarts": row.restarts,
+        "done": row.jobs_done,
+        "blocked": row.jobs_blocked,
+        "retried": row.jobs_retried,
+        "crashes": row.crashes,
+        "jobs_per_second": round(ended / seconds, 3) if pool.alive else None,
+        "workers": [_worker(each, pool) for each in stream.workers] if pool.alive else [],
+    }
+
+
+def _no_process(pools: list[Pool]) -> Facts:
+    return {
+        "health": "not worked" if any(pool.alive for pool in pools) else "stopped",
+        "error": "",
+        "pid": None,
+        "restarts": 0,
+        "done": 0,
+        "blocked": 0,
+        "retried": 0,
+        "crashes": 0,
+        "jobs_per_second": None,
+        "workers": [],
+    }
+
+
+def _worker(row: RowView, pool: Pool) -> Facts:
+    busy = bool(row.job)
+    return {
+        "name": row.name,
+        "pid": row.pid,
+        "state": row.state if not pool.alive or row.owner_is_running() else "dead",
+        "job": row.job or None,
+        "jobs_together": row.batch if busy else 0,
+        "since_ms": row.since_ms if busy else None,
+        "seconds": running_for(row, pool.same_boot) if busy and pool.alive else None,
+        "progress": [row.progress_done, row.progress_total] if busy and row.progress_total else None,
+        "restarts": row.restarts,
+        "error": row.error,
+    }
+
+
+# -- leases
+
+
+def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
+    """Who has the stream. `state`: held, standby (somebody waits for a holder that is on no board), fenced or free."""
+    rows = [stream for pool in pools if pool.alive and (stream := pool.stream(name)) is not None]
+    waiting = [stream.row.pid for stream in rows if stream.row.lease == "standby"]
+    mine = next((stream for stream in rows if holder is not None and stream.row.name == holder.owner), None)
+    state = "free"
+    if mine is not None:
+        state = mine.row.lease or "held"
+    elif holder is not None:
+        state = "held"
+    return {
+        "state": state,
+        "owner": holder.owner if holder else None,
+        "pid": holder.pid if holder else None,
+        "age": holder.age if holder else None,
+        "on_board": mine is not None,
+        "standby_pids": waiting,
+    }
+
+
+# -- what a person should know
+
+
+def _warnings(config: PoolConfig, streams: list[Facts], pools: list[Pool]) -> list[str]:
+    said = []
+    unknown = [stream["name"] for stream in streams if not stream["configured"] and _waits(stream)]
+    if config.streams and unknown:
+        said.append(f"jobs of streams that the configuration does not name: {', '.join(unknown)}")
+    for stream in streams:
+        if stream["stopped_pid"]:
+            said.append(
+                f"stream {stream['name']}: process {stream['stopped_pid']} is stopped inside its lock; nothing moves "
+                f"until it goes on (kill -CONT {stream['stopped_pid']}) or ends"
+            )
+        lease = stream["lease"]
+        if lease["state"] == "held" and not lease["on_board"] and lease["age"] > config.lease.ttl:
+            said.append(f"stream {stream['name']}: its lease was last renewed {words.duration(lease['age'])} ago")
+    said += [_about_dead(pool) for pool in pools if not pool.alive and not _ended_in_order(pool)]
+    return said
+
+
+def _waits(stream: Mapping[str, Any]) -> bool:
+    return any(stream[state] for state in words.OPEN_STATES)
+
+
+def _ended_in_order(pool: Pool) -> bool:
+    return pool.master is not None and pool.master.state == "ended"
+
+
+def _about_dead(pool: Pool) -> str:
+    running = [row.job for row in pool.workers() if row.job]
+    text = f"pool {pool.header.pid} ended without clearing up"
+    return f"{text}; it was running {words.number(len(running), 'job')}, which will run again" if running else text
+
+
+def rates(before: Facts, after: Facts, seconds: float) -> dict[str, float]:
+    """Jobs ended per second of each stream between two reports that are `seconds` apart."""
+    earlier = {stream["name"]: stream["done"] + stream["blocked"] for stream in before["streams"]}
+    ended = {stream["name"]: stream["done"] + stream["blocked"] for stream in after["streams"]}
+    return {name: max(0.0, (count - earlier.get(name, count)) / seconds) for name, count in ended.items()}

@@ -1,0 +1,78 @@
+"""`workerpool status` and `top`: one screen about a store and its pools. Both work with no pool running."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from queuekit import QueueKit
+from workerpool.cli.main import FAILED
+from workerpool.cli.options import Source, json_option, print_json, with_source
+from workerpool.cli.report import Facts, gather, rates
+from workerpool.cli.store import open_queue
+from workerpool.config import PoolConfig
+
+_FRAMES_PER_SECOND = 2
+
+
+@click.command("status")
+@with_source
+@json_option
+@click.pass_context
+def status_command(ctx: click.Context, source: Source, as_json: bool) -> None:
+    """Show the pool and its streams on one screen: what waits, what runs, who works it, what is wrong.
+
+    `done` and `blocked` count what the present run has ended. A stream is failing when its handler cannot be loaded or
+    its processes die again and again.
+
+    \b
+    Exit codes: 0 nothing is failing (also when no pool runs), 1 a stream is failing, 3 the store cannot be read
+    """
+    config = source.load()
+    with open_queue(config) as queue:
+        facts = gather(config, queue)
+    if as_json:
+        print_json(facts)
+    else:
+        from workerpool.cli import views
+
+        views.show(views.status(facts))
+    ctx.exit(0 if facts["ok"] else FAILED)
+
+
+@click.command("top")
+@with_source
+def top_command(source: Source) -> None:
+    """The screen of `status`, drawn anew twice a second, with the jobs per second of the last moments. Ctrl-C ends it.
+
+    Without a terminal it is drawn once.
+    """
+    config = source.load()
+    with open_queue(config) as queue:
+        _draw_until_interrupted(config, queue)
+
+
+def _draw_until_interrupted(config: PoolConfig, queue: QueueKit) -> None:
+    from rich.live import Live
+
+    from workerpool.cli import views
+
+    console = views.console()
+    facts, at = gather(config, queue), time.monotonic()
+    if not console.is_terminal:
+        console.print(views.status(facts))
+        return
+    try:
+        with Live(views.status(facts), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(1 / _FRAMES_PER_SECOND)
+                facts, at, per_second = _next_frame(config, queue, facts, at)
+                live.update(views.status(facts, per_second), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _next_frame(config: PoolConfig, queue: QueueKit, before: Facts, at: float) -> tuple[Facts, float, dict[str, float]]:
+    facts, now = gather(config, queue), time.monotonic()
+    return facts, now, rates(before, facts, now - at)

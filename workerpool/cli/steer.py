@@ -1,0 +1,108 @@
+"""`stop` and `reload`: a signal to the running pool of this configuration, found by its board, never to a stranger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import click
+import psutil
+
+from workerpool.cli.main import FAILED, Refusal
+from workerpool.cli.options import Source, with_source
+from workerpool.cli.pools import Pool, read_pools
+from workerpool.cli.store import board_directory
+from workerpool.config import PoolConfig
+from workerpool.process import kill_process
+
+_PATIENCE_SECONDS = 5.0
+
+
+@click.command("stop")
+@with_source
+@click.option("--now", is_flag=True, help="Kill the workers at once; what they were doing runs again.")
+def stop_command(source: Source, now: bool) -> None:
+    """Stop this configuration's running pool.
+
+    What runs may finish ([shutdown] soft and hard), what was not started is given back. Returns at once.
+    Exit code 1 when no pool runs.
+    """
+    config = source.load()
+    directory = board_directory(config)
+    for pool in running_pools(config):
+        if now:
+            _interrupt_twice(pool, directory)
+            click.echo(f"killing the workers of pool {pool.header.pid}: their jobs will run again")
+        else:
+            _signal(pool, signal.SIGTERM)
+            click.echo(f"pool {pool.header.pid} is stopping: what runs may finish")
+
+
+@click.command("reload")
+@with_source
+def reload_command(source: Source) -> None:
+    """Have this configuration's running pool read it anew.
+
+    Workers are replaced one by one. A bad configuration is reported here, and the pool keeps the old one.
+    Exit code 1 when no pool runs.
+    """
+    config = source.load()
+    for pool in running_pools(config):
+        if _has_terminal(pool.header.pid):
+            raise Refusal(
+                f"pool {pool.header.pid} was started at a terminal, where the signal to reload ends it: "
+                "stop it and start it again",
+                FAILED,
+            )
+        _signal(pool, signal.SIGHUP)
+        click.echo(f"pool {pool.header.pid} reads its configuration anew")
+
+
+def running_pools(config: PoolConfig) -> list[Pool]:
+    """The living pools of this configuration; where none was started from its file, those of its store.
+
+    Raises `Refusal` when there is none.
+    """
+    alive = [pool for pool in read_pools(board_directory(config)) if pool.alive]
+    if not alive:
+        raise Refusal("no pool runs here", FAILED)
+    return [pool for pool in alive if pool.header.config == config.path] or alive
+
+
+def _signal(pool: Pool, number: int) -> None:
+    if not kill_process(pool.header.pid, pool.header.start, number):
+        raise Refusal(f"pool {pool.header.pid} has just ended, or is another user's", FAILED)
+
+
+def _interrupt_twice(pool: Pool, directory: str) -> None:
+    """The second interrupt counts only when the first was taken: it is waited for on the board."""
+    if _state(pool, directory) != "stopping":
+        _signal(pool, signal.SIGINT)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while _state(pool, directory) not in {"stopping", "ended", ""}:
+        if time.monotonic() > deadline:
+            raise Refusal(f"pool {pool.header.pid} does not react", FAILED)
+        time.sleep(0.01)
+    kill_process(pool.header.pid, pool.header.start, signal.SIGINT)  # it may have ended by now: so much the better
+
+
+def _state(pool: Pool, directory: str) -> str:
+    """What the pool's master says now; "" when it is gone."""
+    for each in read_pools(directory):
+        if each.alive and each.header == pool.header:
+            return each.master.state if each.master else "starting"
+    return ""
+
+
+def _has_terminal(pid: int) -> bool:
+    """Whether its standard input is a terminal's, which is what a pool looks at when it starts."""
+    try:
+        if psutil.Process(pid).terminal() is None:
+            return False
+    except psutil.Error:
+        return False
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0").startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+    except OSError:  # no such list here: a process with a terminal is taken to read from it
+        return True
