@@ -1,0 +1,61 @@
+"""An error that stays is said once, tried ever more slowly, and said to be over."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from queuekit.errors import BackendUnavailable
+from workerpool.stream.trouble import Trouble
+
+FULL = BackendUnavailable("the disk is full")
+
+
+@pytest.fixture
+def trouble() -> Trouble:
+    return Trouble("claiming jobs", logging.getLogger("test.trouble"))
+
+
+def test_nothing_is_blocked_or_said_while_all_is_well(trouble, caplog):
+    trouble.over(1.0)
+    assert not trouble.blocks(1.0)
+    assert caplog.records == []
+
+
+def test_the_pauses_grow_to_a_limit_and_every_pause_ends(trouble):
+    pauses = []
+    for _ in range(12):
+        trouble.met(FULL, 0.0)
+        assert trouble.blocks(0.0)
+        assert not trouble.blocks(trouble.until)
+        pauses.append(trouble.until)
+    assert pauses == sorted(pauses)
+    assert pauses[0] == pytest.approx(0.1)
+    assert pauses[-1] == 5.0
+
+
+def test_the_same_error_is_said_once_and_another_one_again(trouble, caplog):
+    for now in range(5):
+        trouble.met(FULL, now)
+    trouble.met(BackendUnavailable("no such folder"), 6.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "the disk is full" in caplog.text
+    assert "no such folder" in caplog.text
+
+
+def test_when_it_works_again_that_is_said_once_with_how_long_it_took(trouble, caplog):
+    trouble.met(FULL, 10.0)
+    trouble.met(FULL, 12.0)
+    trouble.over(13.5)
+    trouble.over(14.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert "after 3.5 s" in caplog.records[1].message
+
+
+def test_a_new_trouble_begins_with_a_short_pause(trouble):
+    for now in range(9):
+        trouble.met(FULL, float(now))
+    trouble.over(20.0)
+    trouble.met(FULL, 30.0)
+    assert trouble.until == pytest.approx(30.1)
