@@ -258,5 +258,5 @@ def _completion(settlement: _Settlement) -> Completion:
 
 
 def _line(error: str) -> str:
-    """The last line that says something: of a traceback, the error itself."""
-    return next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "")
+    """The first line that says something: the error itself, before its traceback."""
+    return next((line.strip() for line in error.splitlines() if line.strip()), "")

@@ -204,9 +204,13 @@ class Roster:
     def to_retire(self) -> Slot | None:
         """The next worker to replace or dismiss: one at a time, and only while every other one is ready.
 
-        So a new configuration whose handler cannot be imported costs one worker, not all of them.
+        So a new configuration whose handler cannot be imported costs one worker, not all of them. But one that has run
+        `max_jobs` gets nothing more, and goes at once.
         """
         current = self.slots[: self.wanted]
+        spent = next(filter(self._has_run_all, current), None)
+        if spent is not None:
+            return spent
         surplus = [slot for slot in self.slots[self.wanted :] if slot.state is SlotState.READY]
         if any(slot.state is not SlotState.READY for slot in current):
             return surplus[0] if surplus else None
@@ -215,7 +219,15 @@ class Roster:
     def _is_used_up(self, slot: Slot) -> bool:
         if slot.state is not SlotState.READY:
             return False
-        return slot.generation < self.generation or 0 < self.max_jobs <= slot.ran or slot.outgrown
+        return slot.generation < self.generation or slot.outgrown
+
+    def _has_run_all(self, slot: Slot) -> bool:
+        return slot.state is SlotState.READY and not slot.units and 0 < self.max_jobs <= slot.ran
+
+    def _window(self, slot: Slot) -> int:
+        """How many units may be with a worker at a time, so that it does not run more than `max_jobs` in its life."""
+        window = slot.window(self.batched)
+        return min(window, max(0, self.max_jobs - slot.ran)) if self.max_jobs else window
 
     def weigh(self, slot: Slot, rss: int, now: float) -> bool:
         """Note what a worker weighs between two jobs (bytes); it is to be replaced when it has outgrown `max_memory`.
@@ -240,7 +252,7 @@ class Roster:
     @property
     def free(self) -> int:
         """How many more units the workers could take now."""
-        return sum(max(0, slot.window(self.batched) - len(slot.units)) for slot in self.slots)
+        return sum(max(0, self._window(slot) - len(slot.units)) for slot in self.slots)
 
     @property
     def room(self) -> int:
@@ -264,7 +276,7 @@ class Roster:
         chosen: list[tuple[Slot, Unit]] = []
         lengths = {slot.index: len(slot.units) for slot in self.slots}
         while self.waiting and not (only_full and self._may_grow(self.waiting[0])):
-            open_slots = [slot for slot in self.slots if lengths[slot.index] < slot.window(self.batched)]
+            open_slots = [slot for slot in self.slots if lengths[slot.index] < self._window(slot)]
             if not open_slots:
                 break
             slot = min(open_slots, key=lambda each: lengths[each.index])
@@ -301,7 +313,7 @@ class Roster:
         return min((slot.head_since + STUCK_SECONDS for slot in self._behind_others()), default=None)
 
     def _behind_others(self) -> list[Slot]:
-        idle = any(slot.window(self.batched) and not slot.units for slot in self.slots)
+        idle = any(self._window(slot) and not slot.units for slot in self.slots)
         return [slot for slot in self.slots if len(slot.units) > 1] if idle and not self.waiting else []
 
     @property
