@@ -109,7 +109,7 @@ def perform(told: dict[str, Any], job: Job, ctx: JobContext) -> object:
             ctx.artifact(ArtifactRef.file_path(told["path"]))
         case "submit":
             for number in range(told["count"]):
-                ctx.submit(told["stream"], b"{}", extensions={"number": number})
+                ctx.submit(told["into"], b"{}", extensions={"number": number})
             if told.get("then"):
                 perform(told["then"], job, ctx)
         case "spawn":

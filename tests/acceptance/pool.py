@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -237,7 +238,7 @@ class Estate:
         """
         repeats = 0
         for runs in self.runs().values():
-            for run, later in zip(runs, runs[1:], strict=False):
+            for run, later in itertools.pairwise(runs):
                 ended = later.start if run.end is None else min(later.start, run.end + settling)
                 assert any(run.start <= last and first <= ended for first, last in self.kills), (
                     f"{run} was repeated ({later}) although nobody was killed meanwhile: {self.kills}"

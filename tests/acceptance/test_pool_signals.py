@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -267,4 +268,4 @@ def workers(pool: Pool) -> set[int]:
 def longest_gap(estate: Estate) -> float:
     """The longest time between two runs' ends, in seconds."""
     ends = sorted(float(facts[1]) for facts in estate.notes("end"))
-    return max((later - end for end, later in zip(ends, ends[1:], strict=False)), default=0.0)
+    return max((later - end for end, later in itertools.pairwise(ends)), default=0.0)
