@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,6 +23,7 @@ from workerpool.outcome import ResultKind
 from workerpool.process import Exit
 from workerpool.stream.crew import FENCE_BITS
 from workerpool.stream.state import Slot, Unit
+from workerpool.stream.trouble import Trouble
 from workerpool.worker.context import Surroundings
 from workerpool.worker.loop import EXIT_BAD_HANDLER
 from workerpool.worker.protocol import Failed, Message, Out, Ready
@@ -114,13 +116,16 @@ class Inline:
     def _heartbeats(self, lease: Lease) -> Iterator[None]:
         """Renew the lease beside the handler; what goes wrong there the loop finds when it looks itself."""
         over = threading.Event()
+        trouble = Trouble("renewing the lease beside the running handler", _log)
 
         def beat() -> None:
             while not over.wait(self._beat_every):
                 try:
                     lease.heartbeat()
-                except QueueError as error:
-                    _log.error("a heartbeat beside the running handler failed: %s", error)
+                except (QueueError, OSError) as error:
+                    trouble.met(error, time.monotonic())
+                else:
+                    trouble.over(time.monotonic())
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
