@@ -133,18 +133,19 @@ class Drainer:
         call, wanted = _Call(stream, SessionID.mint(), lease), float("inf") if limit is None else limit
         claimed: list[Claimed] = []
         failed: list[tuple[str, QueueError]] = []
+        if wanted <= 0:
+            return [], None
         try:
             for name in self._names(stream):
-                if len(claimed) >= wanted or len(failed) == _MOST_FAILURES:
-                    self._ahead[stream].put_back(name)
-                    break
                 try:
                     job = self._claim(name, call)
                 except (QueueError, OSError) as error:
                     failed.append((name, _as_queue_error(name, error)))
-                    continue
+                    job = None
                 if job is not None:
                     claimed.append(Claimed(job=job, session_id=call.session))
+                if len(claimed) >= wanted or len(failed) == _MOST_FAILURES:
+                    break
         except QueueError as error:
             failed.append(("", error))
         for name, _ in failed:

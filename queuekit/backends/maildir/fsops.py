@@ -110,7 +110,8 @@ class FileOps:
         rename = _exclusive_rename()
         if rename is None:
             raise NotImplementedError
-        if rename(source, os.fsencode(name), target, os.fsencode(new_name)) != 0:
+        encoded = os.fsencode(name)
+        if rename(source, encoded, target, encoded if new_name == name else os.fsencode(new_name)) != 0:
             number = ctypes.get_errno()
             if number in {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}:
                 raise NotImplementedError

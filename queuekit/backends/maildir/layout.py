@@ -7,6 +7,7 @@ so a name *suggests* a stream and only the file's content decides; but a name wh
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 
@@ -24,7 +25,8 @@ CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
 SIGNAL = ".signal"
 STALE_TMP_SECONDS = 300.0
 
-_SHAPE = re.compile(r"(-?\d+)--?\d+-\d+-(?=.)", re.ASCII | re.DOTALL)
+_TIMESTAMP = r"(-?\d+)--?\d+-\d+-"
+_SHAPE = re.compile(f"{_TIMESTAMP}(?=.)", re.ASCII | re.DOTALL)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.ASCII | re.DOTALL)
 _CLAIM = re.compile(r"[0-9a-f]{32}-(?=.)", re.DOTALL)
@@ -62,15 +64,12 @@ def physical_time(name: str) -> int:
 
 def suggests(name: str, stream: str) -> bool:
     """Whether the file might hold a job of this stream."""
-    if f"-{stream}-" not in name:
-        return False
-    rest = tail(name)
-    return rest is not None and rest.startswith(f"{stream}-")
+    return _names_of(stream).match(name) is not None and not name.endswith(SIGNAL)
 
 
 def is_clear(name: str, stream: str) -> bool:
     """Whether the name states the stream: it fills all between the timestamp and a 32-digit hex id."""
-    return name.startswith(f"-{stream}-", -CLAIM_PREFIX - len(stream) - 1) and clear_stream(name) == stream
+    return _clear_names_of(stream).fullmatch(name) is not None
 
 
 def clear_stream(name: str) -> str | None:
@@ -83,6 +82,16 @@ def clear_stream(name: str) -> str | None:
     if rest is None or len(rest) <= CLAIM_PREFIX or rest[-CLAIM_PREFIX] != "-":
         return None
     return rest[:-CLAIM_PREFIX] if _HEX_ID.fullmatch(rest, len(rest) - 32) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _names_of(stream: str) -> re.Pattern[str]:
+    return re.compile(f"{_TIMESTAMP}{re.escape(stream)}-", re.ASCII)
+
+
+@functools.lru_cache(maxsize=256)
+def _clear_names_of(stream: str) -> re.Pattern[str]:
+    return re.compile(f"{_TIMESTAMP}{re.escape(stream)}-[0-9a-f]{{32}}", re.ASCII)
 
 
 def signal_filename(job_id: str) -> str:

@@ -35,7 +35,10 @@ class Ownership:
         """Whether a look is worth it: the name suggests the stream and is not known to be another's."""
         if stream is None:
             return layout.tail(job_name) is not None
-        return layout.suggests(job_name, stream) and self._known.get(job_name, stream) in {stream, Owner.NOBODY}
+        if not layout.suggests(job_name, stream):
+            return False
+        known = self._known.get(job_name)
+        return known is None or known == stream or known is Owner.NOBODY
 
     def owner(self, folder: int, name: str, stream: str | None = None, *, job_name: str | None = None) -> str | Owner:
         """The stream of a file, or why there is none; a clear name is believed. `stream`: the one that asks."""
@@ -43,8 +46,10 @@ class Ownership:
         known = self._known.get(plain)
         if known is not None:
             return known
+        if stream is not None and layout.is_clear(plain, stream):
+            return stream
         clear = layout.clear_stream(plain)
-        if clear is not None and stream in {None, clear}:
+        if clear is not None and stream is None:
             return clear
         found = self.look(folder, name, plain)
         if found is not Owner.GONE:

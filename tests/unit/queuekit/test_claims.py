@@ -1,0 +1,82 @@
+"""The book of claims: found by id, by session and by name, and forgotten everywhere at once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queuekit.backends.maildir.claims import Claim, Claims
+from queuekit.hlc import HLC
+from queuekit.ids import SessionID
+
+
+def claim(name: str, *, id: str = "a", stream: str = "s", session: str = "1") -> Claim:
+    return Claim(
+        name=name,
+        stream=stream,
+        job_id=id,
+        session=SessionID(session),
+        receipt=None,
+        fence=1,
+        job=None,
+        submitted_at=HLC(0, 0, 0),
+    )
+
+
+def test_a_claim_is_found_in_every_way() -> None:
+    claims, mine = Claims(), claim("n")
+    claims.add(mine)
+    assert claims.find("a", None) is claims.find("a", "s") is mine
+    assert claims.find("a", "other") is None
+    assert claims.of_session(SessionID("1")) == [mine]
+    assert "n" in claims
+
+
+def test_a_dropped_claim_is_found_in_no_way() -> None:
+    claims, mine = Claims(), claim("n")
+    claims.add(mine)
+    for _ in range(2):
+        claims.drop(mine)
+    assert claims.find("a", None) is None
+    assert claims.of_session(SessionID("1")) == []
+    assert "n" not in claims
+
+
+def test_a_new_claim_of_the_same_file_takes_the_place_of_the_old_one() -> None:
+    claims, old, new = Claims(), claim("n"), claim("n", session="2")
+    claims.add(old)
+    claims.add(new)
+    assert claims.find("a", None) is new
+    claims.drop(old)
+    assert claims.find("a", None) is new
+    assert claims.of_session(SessionID("1")) == []
+
+
+def test_of_two_jobs_with_one_id_the_older_claim_is_found_first() -> None:
+    claims, first, second = Claims(), claim("n1"), claim("n2", stream="t")
+    claims.add(first)
+    claims.add(second)
+    assert claims.find("a", None) is first
+    assert claims.find("a", "t") is second
+    claims.drop(first)
+    assert claims.find("a", None) is second
+
+
+def test_what_is_being_taken_counts_as_ours() -> None:
+    claims = Claims()
+    claims.taking = "n"
+    assert "n" in claims
+    claims.taking = ""
+    assert "n" not in claims
+
+
+@given(st.lists(st.tuples(st.sampled_from("nm"), st.sampled_from("st"), st.sampled_from("12")), max_size=12))
+def test_dropping_a_stream_leaves_the_others(entries: list[tuple[str, str, str]]) -> None:
+    claims = Claims()
+    made = {f"{n}{s}": claim(f"{n}{s}", id=n, stream=s, session=session) for n, s, session in entries}
+    for each in made.values():
+        claims.add(each)
+    claims.drop_stream("s")
+    left = [each for session in "12" for each in claims.of_session(SessionID(session))]
+    assert sorted(each.name for each in left) == sorted(name for name in made if name.endswith("t"))
+    assert all(claims.find(each.job_id, "s") is None for each in made.values())
