@@ -44,6 +44,7 @@ COMMANDS = {  # name: (module below workerpool.cli, what it does)
     "release": ("act", "Run deferred jobs now."),
     "cancel": ("act", "End jobs that have not started, without running them."),
     "prune": ("act", "Remove the records of jobs that ended long ago."),
+    "fsck": ("fsck", "Check the store's folder, and set right what may be."),
     "reload": ("steer", "Have this configuration's running pool read it anew."),
     "stop": ("steer", "Stop this configuration's running pool."),
 }

@@ -89,8 +89,8 @@ def check(look: Look, inventory: Inventory) -> Iterator[Finding]:
 
 _WORDS = {
     "mode-wide": "can be read or written by group or others",
-    "owner-foreign": "belong to another user than the root",
-    "tmp-stale": "were left over in tmp/ more than five minutes ago",
+    "owner-foreign": "of another user than the root's owner",
+    "tmp-stale": "left over in tmp/ for more than five minutes",
 }
 
 

@@ -18,6 +18,7 @@ from queuekit.backends.maildir.fsck.look import (
     OPEN,
     Look,
     Progress,
+    content,
     fd_of,
     guarded,
     in_portions,
@@ -27,13 +28,13 @@ from queuekit.backends.maildir.fsck.look import (
     path_of,
     plain,
     present,
+    suggested,
 )
 from queuekit.backends.maildir.mount import Mount
 from queuekit.backends.maildir.send import same_job
 from queuekit.clock import now_ms
 from queuekit.errors import BackendUnavailable, DecodingFailed
 from queuekit.job import Job
-from queuekit.wire import decode_job
 
 _YEAR_MS = 366 * 86_400_000
 _LARGEST_DUE = 2**63 - 1
@@ -106,7 +107,7 @@ def _unreadable(look: Look, place: Place, ttl: float) -> Iterator[Finding]:
         kind, reason = judge(look, place)
         if kind:
             yield finding(
-                kind, path_of(*place), reason, repairable=kind != "unreadable-now" and _is_free(look, place, ttl)
+                kind, path_of(*place), reason, repairable=kind != "unreadable-now" and is_free(look, place, ttl)
             )
 
 
@@ -118,19 +119,11 @@ def judge(mount: Mount, place: Place) -> tuple[str, str]:
     except BackendUnavailable as error:
         return "unreadable-now", str(error)
     except DecodingFailed as error:
-        job = content(mount, place)
+        job = content(mount, *place)
         if job is None:
             return "not-a-job", f"it cannot be read as a job: {error.reason}"
         return "misnamed", f"it holds {shown(job)}, whose file is called {layout.job_filename(job)!r}: {error.reason}"
     return "", ""
-
-
-def content(mount: Mount, place: Place) -> Job | None:
-    """The job in a file, whatever the file is called; None when there is none."""
-    try:
-        return decode_job(mount.ops.read(fd_of(mount, place[0]), place[1], mount.max_file_bytes * 2)[0])
-    except (OSError, DecodingFailed):
-        return None
 
 
 def shown(job: Job) -> str:
@@ -138,14 +131,9 @@ def shown(job: Job) -> str:
     return f"job {str(job.id)!r} of stream {str(job.stream_id)!r}"
 
 
-def _is_free(mount: Mount, place: Place, ttl: float) -> bool:
+def is_free(mount: Mount, place: Place, ttl: float) -> bool:
     """Whether no holder of a lease that its name suggests will look at the file by itself, or is looking just now."""
-    rest = layout.tail(plain(*place) or place[1]) or ""
-    may_be = [rest[:at] for at, letter in enumerate(rest) if letter == "-" and at]
-    return not any(leased(mount, stream, ttl) for stream in may_be)
-
-
-is_free = _is_free
+    return not any(leased(mount, stream, ttl) for stream in suggested(plain(*place) or place[1]))
 
 
 def _odd(look: Look, place: Place) -> Iterator[Finding]:
@@ -154,7 +142,7 @@ def _odd(look: Look, place: Place) -> Iterator[Finding]:
         yield from said
         if said or not present(look, *place):
             return
-        job = content(look, place)
+        job = content(look, *place)
         attribute = place[0]
         if job is None:
             yield finding("not-a-name", path_of(*place), "its name is not that of a job, and it holds none")

@@ -20,8 +20,10 @@ from queuekit.backends.maildir.mount import Durability, Mount
 from queuekit.clock import ProcessClock
 from queuekit.errors import BackendUnavailable, DecodingFailed, InvalidIdentifier
 from queuekit.ids import check_identifier, safe_stream
+from queuekit.job import Job
 from queuekit.lease import Record, Verdict, judge
 from queuekit.locks import Life, life_of
+from queuekit.wire import decode_job
 
 Progress = Callable[[str, int, int], None]
 """Told what is looked at, how many of how many are done."""
@@ -164,16 +166,28 @@ def guarded(mount: Mount, attribute: str, file: str) -> Iterator[None]:
 
 
 def streams_of(mount: Mount, attribute: str, file: str) -> list[str]:
-    """The stream that the file's content names; else those that its name suggests and that have been worked here."""
+    """The stream that the file's content names; else, or when the name is another's, those that the name suggests."""
     name = plain(attribute, file) or file
-    with contextlib.suppress(DecodingFailed, BackendUnavailable):
-        job = mount.look_into(fd_of(mount, attribute), file, name)
-        if job is not None:
-            return [job.stream_id]
-    rest = layout.tail(name) or ""
-    may_be = [rest[:at] for at, letter in enumerate(rest) if letter == "-" and at]
+    job = content(mount, attribute, file)
+    if job is not None and layout.job_filename(job) == name:
+        return [job.stream_id]
+    may_be = suggested(name)
     worked = [stream for stream in may_be if os.path.exists(_lock_path(mount, stream))]
-    return worked or [layout.clear_stream(name) or (may_be or [""])[0]]
+    return [*([job.stream_id] if job else []), *(worked or may_be[:1])]
+
+
+def suggested(name: str) -> list[str]:
+    """The streams that a job's file name may be of."""
+    rest = layout.tail(name) or ""
+    return [rest[:at] for at, letter in enumerate(rest) if letter == "-" and at]
+
+
+def content(mount: Mount, attribute: str, file: str) -> Job | None:
+    """The job in a file, whatever the file is called; None when there is none."""
+    try:
+        return decode_job(mount.ops.read(fd_of(mount, attribute), file, mount.max_file_bytes * 2)[0])
+    except (OSError, DecodingFailed):
+        return None
 
 
 def _lock_path(mount: Mount, stream: str) -> str:

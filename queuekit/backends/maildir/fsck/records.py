@@ -29,7 +29,7 @@ from queuekit.backends.maildir.fsck.look import (
 )
 from queuekit.backends.maildir.mount import Mount
 from queuekit.completion import SignalFile
-from queuekit.errors import BackendUnavailable, DecodingFailed
+from queuekit.errors import DecodingFailed
 from queuekit.job import Job
 from queuekit.wire import decode_signal
 
@@ -57,7 +57,7 @@ def check(
         yield from _intent(look, name)
     yield from _dossiers(look, inventory, progress)
     if deep:
-        yield from _deep(look, files, set(put_aside), progress)
+        yield from _deep(look, sorted(ended.by_signal.values()), progress)
 
 
 def _quarantine_key(name: str) -> str:
@@ -273,21 +273,14 @@ def _is_dossier(look: Look, name: str) -> bool:
 # -- all of it
 
 
-def _deep(look: Look, files: list[str], put_aside: set[str], progress: Progress | None) -> Iterator[Finding]:
+def _deep(look: Look, files: list[str], progress: Progress | None) -> Iterator[Finding]:
     """Read every job that has ended: its end is known, but its bytes may not be what they were."""
     for name in in_portions(files, len(files), "reading done/", progress):
         place = (layout.DONE, name)
-        if name in put_aside or layout.tail(name) is None or not _is_bad(look, place):
+        if not judge(look, place)[0]:
             continue
         with guarded_or_said(look, place) as said:
             yield from said
             kind, what = ("", "") if said else judge(look, place)
-            if kind and not lacks_record(look, name):
+            if kind:
                 yield finding(kind, path_of(*place), f"the job has ended, but {what}")
-
-
-def _is_bad(look: Look, place: tuple[str, str]) -> bool:
-    try:
-        return bool(judge(look, place)[0])
-    except BackendUnavailable:
-        return True

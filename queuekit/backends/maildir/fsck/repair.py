@@ -25,6 +25,7 @@ from queuekit.backends.maildir.fsck.look import (
     FOLDERS,
     Look,
     Progress,
+    content,
     facts_of,
     fd_of,
     guarded,
@@ -171,7 +172,9 @@ class _Tools:
                 return None
             if not jobs.is_free(mount, (attribute, file), self.ttl):
                 return None
-            stream, name = streams_of(mount, attribute, file)[0], plain(attribute, file) or file
+            name = plain(attribute, file) or file
+            _narrow(file, fd_of(mount, attribute))
+            stream = next(iter(streams_of(mount, attribute, file)), "")
             if attribute in {layout.LATER, layout.CLAIM}:
                 mount.move_new(fd_of(mount, attribute), file, mount.new, name, stream)
                 attribute = layout.NEW
@@ -181,13 +184,14 @@ class _Tools:
     def bring_home(self, found: Finding) -> Did:
         """Make a job pending that is in claim/ under no claim's name."""
         mount, (attribute, file) = self.mount, _place(found)
-        job = jobs.content(mount, (attribute, file))
+        job = content(mount, attribute, file)
         if job is None:
             return None
         with mount.lock(job.stream_id):
             if not jobs.is_alone(mount, job):
                 return None
             name = layout.check_job_name(job)
+            _narrow(file, fd_of(mount, attribute))
             mount.move_new(fd_of(mount, attribute), file, mount.new, name, job.stream_id)
             mount.sync_folder(mount.new)
         return f"made {jobs.shown(job)} pending"
