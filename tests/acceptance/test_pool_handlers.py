@@ -251,7 +251,7 @@ def test_a_hanging_job_keeps_nobody_elses_from_running(make_estate: Callable[...
     gate = estate.folder / "gate"
     long = estate.send(do="wait", file=str(gate))
     short = estate.send_many(100)
-    until(estate.finished(*short), "the short jobs beside the long one", patience=5)
+    until(estate.finished(*short), "the short jobs beside the long one", patience=2)
     assert estate.status_of(long) is None
     gate.touch()
     until(estate.finished(long), "the long job")

@@ -1,4 +1,4 @@
-"""Calling units back from behind a long run: they wait in a worker's pipe while another worker has nothing to do.
+"""Calling units back from behind a long run: they wait in a worker's pipe while another worker could take them.
 
 A call is one store into the worker's row. It holds for sure for what the worker is seen not to have started a moment
 later (see `Row.recall`); what it drops by itself it says.
@@ -30,11 +30,11 @@ class CallingBack:
         self._desk = desk
         self._calls: dict[int, _Call] = {}
 
-    def act(self, now: float) -> None:
+    def act(self, now: float) -> None:  # noqa: ARG002
         """Take back what is confirmed, and call back what is stuck."""
         for slot in [slot for slot in self._desk.roster.slots if slot.index in self._calls]:
             self._confirm(slot)
-        for slot in self._desk.roster.stuck(now):
+        for slot in self._desk.roster.stuck():
             self.call(slot)
 
     def next(self, now: float) -> float | None:

@@ -31,17 +31,18 @@ class Claiming:
     def act(self, now: float) -> None:
         """Claim and hand over; raises `LeaseLost`."""
         desk = self._desk
+        desk.roster.look_at_runs(now)
         if desk.may_claim:
             self._claim(now)
-        if not desk.stopping and desk.tenure.may_claim:
+        if self._may_assign:
             self._assign(now)
 
     def next(self, now: float) -> float | None:
         """When something is to be claimed or handed over that no event announces."""
         desk = self._desk
         times: list[float] = []
-        if self._waits_to_fill() and desk.roster.free:
-            times.append(self._full_at)
+        if desk.roster.waiting and desk.roster.free and self._may_assign:
+            times.append(self._full_at if self._waits_to_fill() else now)
         if desk.may_claim and desk.roster.room:
             due = 0.0 if self._arrivals.hungry else self._next_due(now)
             times += [] if due is None else [max(self._trouble.until, now + due)]
@@ -50,7 +51,11 @@ class Claiming:
     def _waits_to_fill(self) -> bool:
         desk = self._desk
         still = self._growing is not None and self._growing is desk.roster.growing
-        return still and desk.tenure.may_claim and not desk.stopping
+        return still and self._may_assign
+
+    @property
+    def _may_assign(self) -> bool:
+        return self._desk.tenure.may_claim and not self._desk.stopping
 
     def _claim(self, now: float) -> None:
         desk, arrivals = self._desk, self._arrivals

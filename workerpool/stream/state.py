@@ -81,7 +81,7 @@ class Slot:
     """The place of one worker. `index`: its number from 0; `generation`: of the configuration it was started with.
 
     `batched`: whether its worker takes batches; `ever_ready`: whether the last one became ready; `first_rss`: the bytes
-    it had resident after its first job; `outgrown`: it has grown by more than is allowed.
+    it had resident after its first job; `outgrown`: it has grown by more than is allowed; `long`: its run takes long.
     """
 
     index: int
@@ -98,6 +98,7 @@ class Slot:
     ran: int = 0
     first_rss: int = 0
     outgrown: bool = False
+    long: bool = False
     mean_seconds: float | None = None
 
     @property
@@ -224,8 +225,15 @@ class Roster:
     def _has_run_all(self, slot: Slot) -> bool:
         return slot.state is SlotState.READY and not slot.units and 0 < self.max_jobs <= slot.ran
 
+    def look_at_runs(self, now: float) -> None:
+        """Note whose run takes long: that worker gets nothing more, and what it has goes to others that can take it."""
+        for slot in self.slots:
+            slot.long = slot.busy and now - slot.head_since > STUCK_SECONDS
+
     def _window(self, slot: Slot) -> int:
-        """How many units may be with a worker at a time, so that it does not run more than `max_jobs` in its life."""
+        """How many units may be with a worker at a time: none more behind a long run, `max_jobs` in its whole life."""
+        if slot.long:
+            return 0
         window = slot.window(self.batched)
         return min(window, max(0, self.max_jobs - slot.ran)) if self.max_jobs else window
 
@@ -304,17 +312,17 @@ class Roster:
             slot.units.clear()
             slot.dismiss()
 
-    def stuck(self, now: float) -> list[Slot]:
-        """Slots with units that wait behind a long run while another worker has nothing to do."""
-        return [slot for slot in self._behind_others() if now - slot.head_since > STUCK_SECONDS]
+    def stuck(self) -> list[Slot]:
+        """Slots with units that wait behind a long run while another worker could take them."""
+        return [slot for slot in self._with_units_behind() if slot.long]
 
     def next_stuck(self) -> float | None:
         """When a slot's units count as stuck, should its run go on; None when nothing could be done for them."""
-        return min((slot.head_since + STUCK_SECONDS for slot in self._behind_others()), default=None)
+        return min((slot.head_since + STUCK_SECONDS for slot in self._with_units_behind()), default=None)
 
-    def _behind_others(self) -> list[Slot]:
-        idle = any(self._window(slot) and not slot.units for slot in self.slots)
-        return [slot for slot in self.slots if len(slot.units) > 1] if idle and not self.waiting else []
+    def _with_units_behind(self) -> list[Slot]:
+        able = {slot.index for slot in self.slots if slot.state is SlotState.READY and not slot.long}
+        return [slot for slot in self.slots if len(slot.units) > 1 and able - {slot.index}]
 
     @property
     def busy(self) -> bool:

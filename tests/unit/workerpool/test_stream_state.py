@@ -252,24 +252,38 @@ def test_only_what_is_behind_the_running_job_is_behind_it():
     assert slot.behind("gone") == []
 
 
-def test_units_are_stuck_only_behind_a_long_run_and_beside_an_idle_worker():
+def test_units_are_stuck_only_behind_a_long_run_and_beside_a_worker_that_could_take_them():
     made = roster(workers=2)
-    busy, idle = made.slots
+    busy, other = made.slots
     busy.give(unit("a"), 1.0)
     busy.give(unit("b"), 1.0)
-    assert made.stuck(1.05) == []
-    assert made.stuck(2.0) == [busy]
+    made.look_at_runs(1.05)
+    assert made.stuck() == []
     assert made.next_stuck() == pytest.approx(1.1)
-    idle.give(unit("c"), 2.0)
-    assert (made.stuck(3.0), made.next_stuck()) == ([], None)
+    made.look_at_runs(2.0)
+    assert made.stuck() == [busy]
+    other.give(unit("c"), 2.0)
+    made.look_at_runs(2.05)
+    assert made.stuck() == [busy]
+    made.look_at_runs(3.0)
+    assert (made.stuck(), made.next_stuck()) == ([], None)
 
 
-def test_nothing_is_called_back_while_something_waits_here_anyway():
+def test_a_worker_in_a_long_run_gets_nothing_more_until_that_has_ended():
     made = roster(workers=2)
-    made.slots[0].give(unit("a"), 0.0)
-    made.slots[0].give(unit("b"), 0.0)
-    made.add(claims("c"))
-    assert (made.stuck(9.0), made.next_stuck()) == ([], None)
+    busy, other = made.slots
+    for slot in made.slots:
+        slot.mean_seconds = 0.0001
+    long = unit("a")
+    busy.give(long, 0.0)
+    made.look_at_runs(1.0)
+    made.add(claims("b", "c", "d"))
+    assert {slot.index for slot, _ in made.assign()} == {other.index}
+    busy.ended(long, 1.0, 1.0)
+    made.look_at_runs(1.0)
+    made.add(claims("e"))
+    assert made.free > 0
+    assert len(made.assign()) == 1
 
 
 # -- starting and replacing workers
