@@ -474,19 +474,22 @@ class MemoryBackend(QueueBackend):
         if lease is not None and claim.fence != lease.fence:  # claimed before the lease was lost and won again
             self._claims.drop(claim)
             return None
-        return claim
+        return None if claim.lost else claim
 
     def _foreign(self, job_id: str, stream: str | None) -> Claim | None:
         for name, job in sorted(self.store.cur.items(), key=lambda item: item[0]):
-            if job.id == job_id and stream in {None, job.stream_id} and name not in self._claims:
+            if job.id == job_id and stream in {None, job.stream_id} and not self._claims.had(name):
                 return Claim(name, job.stream_id, job.id, SessionID(""), None, 0, None, job.submitted_at)
         return None
 
     def _take_back(self, claim: Claim) -> bool:
         """Forget a claim; whether it still stood."""
-        self._claims.drop(claim)
         receipt = self.store.receipts.get(claim.name)
-        return claim.name in self.store.cur and claim.receipt in {None, receipt}
+        if claim.name not in self.store.cur or claim.receipt not in {None, receipt}:
+            self._claims.lose(claim)
+            return False
+        self._claims.drop(claim)
+        return True
 
     def _require_in_flight(self, job_id: str, lease: Lease | None) -> Claim:
         check_identifier(job_id)

@@ -19,7 +19,7 @@ class Claim:
     `receipt`: the ctime of its file when it was claimed without a lease, which every later move changes; `fence`: the
     number of the take-over under which it was claimed; `job`: kept under a lease only. `reply` (with its signal's
     bytes) and `deferral` (a name in later/ and the bytes there): an act begun and not acknowledged, so that the same
-    one repeated is known for what it is.
+    one repeated is known for what it is. `lost`: it was ours and its receipt fits no more.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Claim:
     submitted_at: HLC
     reply: tuple[Completion, bytes] | None = None
     deferral: tuple[str, bytes] | None = None
+    lost: bool = False
 
 
 class Claims:
@@ -45,7 +46,12 @@ class Claims:
         self.taking = ""  # the name that is being claimed just now: ours already, whoever looks
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name or name == self.taking
+        claim = self._by_name.get(name)
+        return name == self.taking or (claim is not None and not claim.lost)
+
+    def had(self, name: str) -> bool:
+        """Whether it is or was ours: then no reply of this instance passes for one from elsewhere."""
+        return name in self._by_name
 
     def add(self, claim: Claim) -> None:
         """Note a fresh claim. An earlier one of the same file has been taken from us meanwhile: it is forgotten."""
@@ -74,6 +80,12 @@ class Claims:
         """Forget a claim; nothing happens when it is forgotten already."""
         with self._guard:
             self._drop(claim)
+
+    def lose(self, claim: Claim) -> None:
+        """The job has moved on without us. One with a receipt is remembered as lost, until it is claimed anew."""
+        claim.lost = claim.receipt is not None
+        if not claim.lost:
+            self.drop(claim)
 
     def drop_all(self, claims: Iterable[Claim]) -> None:
         """Forget many."""

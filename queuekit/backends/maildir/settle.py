@@ -138,7 +138,7 @@ class Settler:
         if lease is not None and claim.job is not None and self._is_nowhere(claim.name):
             self._write_again(claim.job, claim.name)
             return self._finish(reply, lease)
-        self._disown(claim)
+        self._claims.lose(claim)
         _log.warning("dropped the outcome of job %s: it is not in flight here any more", claim.job_id)
         return False
 
@@ -221,7 +221,7 @@ class Settler:
                 unknown.append(completion)
             elif lease is not None and claim.fence != lease.fence:
                 self._claims.drop(claim)  # claimed before the lease was lost and won again
-            else:
+            elif not claim.lost:
                 replies.append(_Reply(completion, claim))
         if unknown:
             found = self._search({each.job_id for each in unknown}, lease)
@@ -234,7 +234,7 @@ class Settler:
         found: dict[str, Claim] = {}
         lengths = {len(job_id) for job_id in ids}
         for name in sorted(mount.names(mount.cur)):
-            if name in self._claims or not any(name[-length:] in ids for length in lengths):
+            if self._claims.had(name) or not any(name[-length:] in ids for length in lengths):
                 continue
             with contextlib.suppress(DecodingFailed):
                 job = mount.look_into(mount.cur, name)
@@ -305,13 +305,8 @@ class Settler:
 
     def _require_in_flight(self, claim: Claim) -> None:
         if self._in_flight_still(claim) is None:
-            self._disown(claim)
+            self._claims.lose(claim)
             raise JobNotFound(claim.job_id, "it is not in flight here any more")
-
-    def _disown(self, claim: Claim) -> None:
-        """The job has moved on. A receipt stays in the book: without it a second try would pass for a stranger's."""
-        if claim.receipt is None:
-            self._claims.drop(claim)
 
     # -- reclaim
 
