@@ -82,6 +82,7 @@ def run(
         _summarise(master, time.monotonic() - begun, box)
     board.remove() if code == 0 else board.close()
     box.close()
+    reports.close()
     return code
 
 

@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,9 +20,13 @@ from collections.abc import Callable, Sequence
 from queuekit.telemetry import Hook, Metric, fan_out, log_hook
 from workerpool import logs
 from workerpool.config import PoolConfig
+from workerpool.process import parent_is_alive
 
 _log = logging.getLogger("workerpool.reporter")
 _LARGEST = 65536
+_PARENT_SECONDS = 5.0
+EXIT_NO_HOOK = 78
+"""No hook could be imported."""
 BUILT_IN = ("log", "prometheus", "opentelemetry")
 
 
@@ -49,17 +54,30 @@ class Reports:
         return fan_out(hooks) if hooks else None
 
     def serve(self, pool: PoolConfig) -> int:
-        """Be the reporter: call the user's hooks for ever. To be the target of `spawn`; ends by its default signals."""
+        """Be the reporter: call the user's hooks for ever. To be the target of `spawn`; ends by its default signals.
+
+        A hook that cannot be imported is left out, and said; returns `EXIT_NO_HOOK` when there is none left.
+        """
         logs.configure(pool.log, "reporter")
         faulthandler.unregister(signal.SIGUSR2)  # the master's: spawn has put the default action in its place
         faulthandler.register(signal.SIGUSR2, all_threads=True)
         sys.path[:0] = pool.handlers.path
-        hooks = [_load(name) for name in self.foreign]
-        while self._in is not None:
-            name, value, tags, at = json.loads(self._in.recv(_LARGEST))
-            for hook in hooks:
-                _call(hook, Metric(name, value, tags, at))
+        hooks = [hook for name in self.foreign if (hook := _load(name)) is not None]
+        if not hooks or self._in is None:
+            return EXIT_NO_HOOK
+        parent = os.getppid()
+        self._in.settimeout(_PARENT_SECONDS)
+        while parent_is_alive(parent):
+            metric = _receive(self._in)
+            if metric is not None:
+                _call_all(hooks, metric)
         return 0
+
+    def close(self) -> None:
+        """Close both ends: for the master, when the pool has ended."""
+        for end in (self._in, self._out):
+            if end is not None:
+                end.close()
 
 
 class _Sender:
@@ -71,7 +89,7 @@ class _Sender:
     def __call__(self, metric: Metric) -> None:
         try:
             self._out.send(json.dumps([metric.name, metric.value, dict(metric.tags), metric.ts]).encode())
-        except (BlockingIOError, ConnectionError):
+        except OSError:  # it does not keep up, or nobody is left to hear it
             return
 
 
@@ -87,14 +105,28 @@ def _built_in(name: str) -> Hook:
     return log_hook()
 
 
-def _load(spec: str) -> Callable[[Metric], object]:
+def _receive(end: socket.socket) -> Metric | None:
+    """The next metric; None when there was none for some time."""
+    try:
+        name, value, tags, at = json.loads(end.recv(_LARGEST))
+    except TimeoutError:
+        return None
+    return Metric(name, value, tags, at)
+
+
+def _load(spec: str) -> Callable[[Metric], object] | None:
     module, _, attribute = spec.partition(":")
-    hook: Callable[[Metric], object] = getattr(importlib.import_module(module), attribute)
+    try:
+        hook: Callable[[Metric], object] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # noqa: BLE001  a user's code: whatever its import raises, the others are served
+        _log.error("the telemetry hook %s cannot be imported: %s: %s", spec, type(error).__name__, error)
+        return None
     return hook
 
 
-def _call(hook: Callable[[Metric], object], metric: Metric) -> None:
-    try:
-        hook(metric)
-    except Exception:  # noqa: BLE001  a user's code: whatever it raises, the next metric is its next chance
-        _log.exception("a telemetry hook failed")
+def _call_all(hooks: Sequence[Callable[[Metric], object]], metric: Metric) -> None:
+    for hook in hooks:
+        try:
+            hook(metric)
+        except Exception:  # noqa: BLE001  a user's code: whatever it raises, the next metric is its next chance
+            _log.exception("a telemetry hook failed")
