@@ -1,0 +1,200 @@
+"""`jobs`, `show`, `retry`, `release`, `cancel`, `prune` on a store without a pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from queuekit import ArtifactRef, Completion, ObservationStatus, QueueKit
+from workerpool.cli.main import cli
+
+
+class Store:
+    """A queue with helpers that leave jobs in each state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.queue = QueueKit(folder)
+
+    def run(self, *arguments: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(cli, [*arguments, "--store", f"dir:{self.folder}"], input=input)
+
+    def read(self, *arguments: str) -> dict[str, Any]:
+        result = self.run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        read: dict[str, Any] = json.loads(result.stdout)
+        return read
+
+    def states(self, *options: str) -> dict[str, str]:
+        return {job["id"]: job["state"] for job in self.read("jobs", *options)["jobs"]}
+
+    def running(self, stream: str = "s") -> str:
+        id = self.queue.submit(stream, b"x")
+        assert any(claimed.job.id == id for claimed in self.queue.drain(stream))
+        return id
+
+    def ended(self, status: str, stream: str = "s", **dossier: object) -> str:
+        id = self.running(stream)
+        completion = Completion(id, ObservationStatus(status), (ArtifactRef.file_path("/out"),), dossier or None)
+        assert self.queue.reply_batch([completion]) == 1
+        return id
+
+    def retrying(self) -> str:
+        id = self.running()
+        self.queue.backend.defer(id, 2**42, error="ValueError: the first\nsecond line")
+        return id
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.chdir(tmp_path)
+    made = Store(tmp_path / "spool")
+    yield made
+    made.queue.close()
+
+
+def test_jobs_lists_every_state_by_its_word(store: Store) -> None:
+    expected = {
+        store.ended("done"): "done",
+        store.ended("done_with_concerns"): "done_with_concerns",
+        store.ended("needs_context"): "needs_context",
+        store.ended("blocked"): "blocked",
+        store.retrying(): "retrying",
+        store.running(): "running",
+        store.queue.submit("s", delay=60): "scheduled",
+        store.queue.submit("s"): "pending",
+    }
+    assert store.states() == expected
+    for id, word in expected.items():
+        assert store.states("--state", word) == {id: word}
+    assert list(store.states("--state", "failed").values()) == ["blocked"]
+
+
+def test_jobs_of_one_stream_only(store: Store) -> None:
+    one = store.queue.submit("a")
+    store.queue.submit("a-b")
+    assert list(store.states("--stream", "a")) == [one]
+
+
+def test_the_list_is_cut_and_says_so(store: Store) -> None:
+    ids = [store.queue.submit("s") for _ in range(3)]
+    assert list(store.states("--limit", "2")) == ids[:2]
+    assert store.read("jobs", "--limit", "2")["more"] is True
+    assert "--limit 0" in store.run("jobs", "--limit", "2").stdout
+    assert store.read("jobs", "--limit", "3")["more"] is False
+
+
+def test_the_whole_id_is_in_the_list(store: Store) -> None:
+    id = store.queue.submit("s")
+    assert id in store.run("jobs").stdout
+
+
+# -- show
+
+
+def test_show_tells_of_a_blocked_job(store: Store) -> None:
+    id = store.ended("blocked", cause="retries exhausted", error="E: no", errors=["E: no"], attempts=4, crashes=1)
+    said = store.run("show", id).stdout
+    for part in ("blocked", "4 runs, 1 of them", "E: no", "retries exhausted", "/out", f"workerpool retry {id}"):
+        assert part in said
+    told = store.read("show", id)
+    assert (told["state"], told["failed_runs"], told["crashes"]) == ("blocked", 4, 1)
+    assert told["artifacts"] == [{"type": "file_path", "value": "/out"}]
+    assert told["dossier"]["cause"] == "retries exhausted"
+
+
+def test_show_tells_of_a_job_that_waits_to_run_again(store: Store) -> None:
+    id = store.retrying()
+    said = store.run("show", id).stdout
+    for part in ("retrying", "run 1", "ValueError: the first", "second line", f"workerpool release {id}"):
+        assert part in said
+
+
+def test_show_keeps_the_earlier_end_of_a_retried_job(store: Store) -> None:
+    id = store.ended("blocked")
+    store.queue.retry(id)
+    said = store.run("show", id).stdout
+    assert "pending" in said
+    assert "ended blocked" in said
+
+
+def test_show_tells_of_a_running_job_and_a_scheduled_one(store: Store) -> None:
+    assert "claimed" in store.run("show", store.running()).stdout
+    assert "as its sender wished" in store.run("show", store.queue.submit("s", delay=60)).stdout
+
+
+@pytest.mark.parametrize(("payload", "said"), [(b"", "0 bytes"), (b"\x1b[2J", "\\x1b[2J"), (b"\xff\xfe", "not text")])
+def test_show_shows_a_payload_without_letting_it_act(store: Store, payload: bytes, said: str) -> None:
+    shown = store.run("show", store.queue.submit("s", payload)).stdout
+    assert said in shown
+    assert "\x1b" not in shown
+
+
+def test_show_of_what_was_never_sent(store: Store) -> None:
+    result = store.run("show", "nothing")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert store.run("show", "a/b").exit_code == 2
+
+
+def test_show_of_a_file_that_was_put_aside(store: Store) -> None:
+    name = "0000000000000001-00000001-0000000001-s-x"
+    (store.folder / "new" / name).write_text("{")
+    assert store.queue.drain("s") == []
+    assert "could not be read as a job" in store.run("show", name).stderr
+
+
+# -- acting
+
+
+def test_retry_makes_an_ended_job_pending(store: Store) -> None:
+    id = store.ended("blocked")
+    assert store.run("retry", id).exit_code == 0
+    assert store.states() == {id: "pending"}
+
+
+def test_release_runs_a_deferred_job_now_and_leaves_a_running_one_alone(store: Store) -> None:
+    deferred, running = store.retrying(), store.running()
+    result = store.run("release", deferred, running)
+    assert result.exit_code == 1
+    assert "it is running" in result.stderr
+    assert store.states() == {deferred: "pending", running: "running"}
+
+
+def test_cancel_ends_what_has_not_started_and_refuses_the_rest(store: Store) -> None:
+    running, pending = store.running(), store.queue.submit("s")
+    result = store.run("cancel", running, pending, "nothing")
+    assert result.exit_code == 1
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == [running, "nothing"]
+    assert store.states() == {running: "running", pending: "blocked"}
+    assert "cancelled" in store.run("show", pending).stdout
+
+
+def test_many_ids_from_standard_input_need_a_yes(store: Store) -> None:
+    ids = [store.ended("done"), store.ended("done")]
+    refused = store.run("retry", input="\n".join(ids))
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    assert set(store.states().values()) == {"done"}
+    assert store.run("retry", "--yes", input="\n".join(ids)).exit_code == 0
+    assert set(store.states().values()) == {"pending"}
+
+
+def test_all_blocked_takes_those_of_one_stream_and_needs_a_yes(store: Store) -> None:
+    mine, other, done = store.ended("blocked", "a"), store.ended("blocked", "b"), store.ended("done", "a")
+    assert store.run("retry", "--all-blocked").exit_code == 2
+    assert store.run("retry", "--all-blocked", "--stream", "a", "--yes").exit_code == 0
+    assert store.states() == {mine: "pending", other: "blocked", done: "done"}
+
+
+def test_prune_removes_what_ended_long_enough_ago(store: Store) -> None:
+    pending, _ = store.queue.submit("other"), store.ended("done")
+    assert "0 jobs removed" in store.run("prune").stdout
+    assert "1 job removed" in store.run("prune", "--older-than", "0").stdout
+    assert store.states() == {pending: "pending"}
+    assert store.run("prune", "--older-than", "soon").exit_code == 2
