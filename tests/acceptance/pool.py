@@ -8,6 +8,7 @@ a shell. Every process that a pool starts, however deep and however orphaned, is
 from __future__ import annotations
 
 import collections
+import ctypes
 import dataclasses
 import itertools
 import json
@@ -28,6 +29,9 @@ from workerpool.board import Board, Kind, RowView, find_boards
 
 PATIENCE = 30.0
 """How long a fact may let wait for itself before a test gives up, in seconds. Nothing that is right takes it."""
+_OVER_MODES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+_PR_CAPBSET_DROP = 24
+_libc = ctypes.CDLL(None)
 _HERE = Path(__file__).parent
 _MARK = "ACTING_MARK"
 _COMMAND = [str(Path(sys.executable).with_name("workerpool"))]
@@ -91,8 +95,13 @@ class Estate:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what lives, and tell what pools have said."""
         if self._queue is not None:
             self._queue.close()
+            self._queue = None
         for process in self.processes():
             with suppressed_end():
                 process.kill()
@@ -285,6 +294,7 @@ class Pool:
                 stderr=subprocess.STDOUT,
                 env=estate.environment(),
                 cwd=estate.folder,
+                preexec_fn=be_ordinary if os.getuid() == 0 and sys.platform == "linux" else None,
                 start_new_session=True,
             )
 
@@ -363,6 +373,12 @@ class Pool:
         """Send it a signal and wait; returns its exit code."""
         self.tell(number)
         return self.wait(patience)
+
+
+def be_ordinary() -> None:
+    """Let the modes of files and folders hold for this process although it is root; for the next exec."""
+    for capability in _OVER_MODES:
+        assert _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
 class suppressed_end:  # noqa: N801
