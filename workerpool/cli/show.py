@@ -143,7 +143,7 @@ def _running(found: tuple[Pool, RowView] | None) -> str:
     since = words.duration(running_for(row, pool.same_boot))
     if not pool.alive:
         return (
-            f"was running in {words.printable(row.name)} when pool {pool.header.pid} died; the next pool runs it again"
+            f"was running in {words.printable(row.name)} when pool {pool.header.pid} ended; the next pool runs it again"
         )
     progress = f", {row.progress_done:,} of {row.progress_total:,}" if row.progress_total else ""
     return f"running in {words.printable(row.name)} (pid {row.pid}) for {since}{progress}"

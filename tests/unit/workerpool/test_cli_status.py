@@ -1,4 +1,4 @@
-"""`workerpool status`, `stop` and `reload` over boards that this test writes: a failing stream is never shown as well."""
+"""`workerpool status`, `stop` and `reload` on boards that this test writes: a failing stream is never shown as well."""
 
 from __future__ import annotations
 

@@ -1,0 +1,137 @@
+"""`workerpool check` and `init`: every problem at once, and user code that cannot harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from workerpool.cli.check import effective, to_toml, why_not_importable
+from workerpool.cli.main import cli
+from workerpool.config_file import load_config
+
+GOOD = '[streams.good]\nhandler = "fine:handle"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "fine.py").write_text("def handle(job): pass\n")
+    return tmp_path
+
+
+def check(folder: Path, config: str, *options: str) -> Result:
+    (folder / "config.toml").write_text(config)
+    return CliRunner().invoke(cli, ["check", str(folder / "config.toml"), *options])
+
+
+def test_all_is_well(folder: Path) -> None:
+    result = check(folder, GOOD)
+    assert result.exit_code == 0
+    assert "all is well" in result.stdout
+    assert not (folder / "spool").exists()
+
+
+def test_what_it_prints_is_the_same_configuration(folder: Path) -> None:
+    keys = 'max_memory = "3MiB"\ntimeout = "90s"\nsoft_timeout = "250ms"\n'
+    text = f'{GOOD}[streams."a.b"]\nhandler = "fine:handle"\n{keys}'
+    printed = check(folder, text).stdout
+    (folder / "printed.toml").write_text(printed)
+    first, second = load_config(folder / "config.toml"), load_config(folder / "printed.toml")
+    assert to_toml(effective(first)) == to_toml(effective(second))
+    assert first.streams == second.streams
+    assert (first.store, first.shutdown, first.retention) == (second.store, second.shutdown, second.retention)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os; os._exit(7)", "ended the process (exit code 7)"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("def other(job): pass", "has no 'handle'"),
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("def handle(): pass", "it takes no job"),
+    ],
+)
+def test_a_handler_that_cannot_be_loaded_is_a_problem_of_its_stream(folder: Path, code: str, said: str) -> None:
+    (folder / "bad.py").write_text(f"{code}\n")
+    result = check(folder, f'{GOOD}[streams.bad]\nhandler = "bad:handle"\n')
+    assert result.exit_code == 2
+    assert "streams.bad.handler" in result.stderr
+    assert said in result.stderr
+    assert "streams.good" not in result.stderr
+
+
+def test_a_handler_whose_import_hangs_is_given_up(folder: Path) -> None:
+    (folder / "hang.py").write_text("import time\ntime.sleep(1000)\n")
+    (folder / "config.toml").write_text('[streams.s]\nhandler = "hang:handle"\n')
+    [stream] = load_config(folder / "config.toml").streams
+    assert "takes longer than 0.2 s" in str(why_not_importable(stream, (str(folder),), seconds=0.2))
+
+
+def test_every_problem_is_reported_at_once(folder: Path) -> None:
+    (folder / "file").write_text("")
+    text = f'{GOOD}[streams.bad]\nhandler = "absent:handle"\n[store]\nurl = "dir:file/spool"\n'
+    result = check(folder, text, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 2
+    assert told["ok"] is False
+    assert ["absent" in problem for problem in told["problems"]] == [True, False]
+    assert "file" in told["problems"][1]
+
+
+def test_only_the_store_is_unusable(folder: Path) -> None:
+    (folder / "file").write_text("")
+    assert check(folder, GOOD, "--store", f"dir:{folder}/file/spool").exit_code == 3
+
+
+def test_a_bad_configuration_is_told_as_json_too(folder: Path) -> None:
+    result = check(folder, "[streams.s]\n", "--json")
+    assert result.exit_code == 2
+    assert "handler" in json.loads(result.stdout)["problems"][0]
+
+
+def test_no_password_is_printed(folder: Path) -> None:
+    result = check(folder, GOOD, "--store", "postgresql://me:secret@localhost/db")
+    assert "me:***@" in result.stdout
+    assert "secret" not in result.output
+
+
+# -- init
+
+
+def init(folder: Path) -> Result:
+    return CliRunner().invoke(cli, ["init", str(folder)])
+
+
+def test_init_writes_files_that_only_their_owner_can_change(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        result = init(tmp_path / "new")
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0
+    for name in ("config.toml", "handlers.py"):
+        assert not stat.S_IMODE((tmp_path / "new" / name).stat().st_mode) & 0o022
+    assert load_config(tmp_path / "new" / "config.toml").retention.done == 7 * 86400
+
+
+@pytest.mark.parametrize("name", ["config.toml", "handlers.py"])
+def test_init_overwrites_nothing_and_then_writes_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    result = init(tmp_path)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_init_where_no_folder_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = init(tmp_path / "file" / "x")
+    assert result.exit_code == 2
+    assert result.exception is None or isinstance(result.exception, SystemExit)
