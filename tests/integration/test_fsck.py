@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import threading
@@ -19,6 +20,7 @@ from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.backends.maildir.fsck import Finding, Severity, examine, repair
 from queuekit.backends.maildir.fsck.finding import KINDS
+from queuekit.backends.maildir.fsops import FileOps
 from queuekit.completion import Completion
 from queuekit.errors import BackendUnavailable, QueueError
 from queuekit.hlc import HLC
@@ -591,6 +593,17 @@ def test_a_lock_that_is_not_to_be_had_is_said_once_and_not_waited_for_again(root
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = examine(root, patience=0.01)
     assert [each.kind for each in found] == ["lock-held"]
+
+
+def test_an_error_of_the_disk_is_not_taken_for_a_bad_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(ops: FileOps, folder: int, name: str, limit: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(FileOps, "read", fail)
+    found = [each for each in examine(root) if each.path.startswith("new/")]
+    assert [each.kind for each in found] == ["unreadable-now"]
+    assert "Input/output error" in found[0].what
+    assert not found[0].repairable
 
 
 def test_a_root_that_is_not_there_is_said(tmp_path: Path) -> None:
