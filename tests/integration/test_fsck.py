@@ -600,10 +600,10 @@ def test_an_error_of_the_disk_is_not_taken_for_a_bad_job(root: Path, monkeypatch
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(FileOps, "read", fail)
-    found = [each for each in examine(root) if each.path.startswith("new/")]
-    assert [each.kind for each in found] == ["unreadable-now"]
-    assert "Input/output error" in found[0].what
-    assert not found[0].repairable
+    found = [each for each in examine(root, deep=True) if each.path.startswith(("new/", "later/", "done/"))]
+    assert len(found) == 4
+    assert kinds(found) == {"unreadable-now"}
+    assert all("Input/output error" in each.what and not each.repairable for each in found)
 
 
 def test_a_root_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -85,9 +85,16 @@ class _Ended:
 
 
 def _unrecorded(look: Look, name: str, jobs: OpenJobs) -> Iterator[Finding]:
-    with guarded_or_said(look, (layout.DONE, name)) as said:
+    place = (layout.DONE, name)
+    with guarded_or_said(look, place) as said:
         yield from said
-        if said or not lacks_record(look, name):
+        if said:
+            return
+        kind, what = judge(look, place)
+        if kind == "unreadable-now":
+            yield finding(kind, path_of(*place), what)
+            return
+        if not lacks_record(look, name):
             return
         if any(present(look, *place) for place in (*jobs.places.get(name, ()), (layout.CUR, name), (layout.NEW, name))):
             return  # an open copy: reported with the twins
@@ -109,7 +116,7 @@ def record_name(job: Job | None, name: str) -> str:
 
 
 def job_in_done(mount: Mount, name: str) -> Job | None:
-    """The job in a file in done/; None when it holds none, or is gone."""
+    """The job in a file in done/; None when it holds none, or is gone. `BackendUnavailable` when it cannot be read."""
     try:
         return mount.look_into(fd_of(mount, layout.DONE), name)
     except DecodingFailed:
@@ -144,8 +151,8 @@ def _signals(look: Look, bases: set[str], jobs: dict[str, str], progress: Progre
         with guarded_or_said(look, (layout.DONE, name)) as said:
             yield from said
             if not said:
-                job = job_in_done(look, name)
-                yield from _bad_signal(look, base, repairable=job is not None and job.id == base)
+                readable = judge(look, (layout.DONE, name))[0] == ""
+                yield from _bad_signal(look, base, repairable=readable and name.endswith(f"-{base}"))
 
 
 def _bad_signal(look: Look, base: str, *, repairable: bool) -> Iterator[Finding]:
