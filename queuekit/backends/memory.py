@@ -474,7 +474,7 @@ class MemoryBackend(QueueBackend):
         if lease is not None and claim.fence != lease.fence:  # claimed before the lease was lost and won again
             self._claims.drop(claim)
             return None
-        return None if claim.lost else claim
+        return None if claim.lost and lease is not None else claim
 
     def _foreign(self, job_id: str, stream: str | None) -> Claim | None:
         for name, job in sorted(self.store.cur.items(), key=lambda item: item[0]):

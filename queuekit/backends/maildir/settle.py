@@ -221,7 +221,7 @@ class Settler:
                 unknown.append(completion)
             elif lease is not None and claim.fence != lease.fence:
                 self._claims.drop(claim)  # claimed before the lease was lost and won again
-            elif not claim.lost:
+            elif lease is None or not claim.lost:  # without a lease the receipt is asked again
                 replies.append(_Reply(completion, claim))
         if unknown:
             found = self._search({each.job_id for each in unknown}, lease)
