@@ -142,6 +142,12 @@ class Catalog:
 
     # --- changing it
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Make all changes in the body one transaction: all of them or none, and one wait for the disk."""
+        with self._transaction():
+            yield
+
     def put(self, file: SourceFile, document: Document) -> None:
         """Index one version of a file in place of any other."""
         with self._transaction():
@@ -262,6 +268,9 @@ class Catalog:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
+        if self._db.in_transaction:
+            yield
+            return
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -1,4 +1,4 @@
-"""The handlers of the re-index pool: what a worker does with one job of each stream.
+"""The handlers of the re-index pool: what a worker does with a batch of jobs of each stream.
 
     encode      reads a file into the index, and asks for `dreaming` once it is there
     dreaming    links the document to its relatives
@@ -22,27 +22,33 @@ if TYPE_CHECKING:
     from workerpool import JobContext
 
 
-def encode(job: Job, ctx: JobContext) -> None:
-    """Index the file that the job names, or forget it when it is gone; then submit its `dreaming` job.
+def encode(jobs: list[Job], ctx: JobContext) -> None:
+    """Index the files that the jobs name, and forget those that are gone; then submit a `dreaming` job for each.
 
-    Raises `OSError` when the file cannot be read and `sqlite3.OperationalError` when the index cannot be written: both
-    are worth another try. A payload that names no file raises `ValueError`, `KeyError` or `TypeError`.
+    All in one transaction, so that the disk is waited for once. What is raised fails the batch, which the pool then
+    halves until the guilty job stands alone: `OSError` when a file cannot be read, `sqlite3.OperationalError` when the
+    index cannot be written; a payload that names no file raises `ValueError`, `KeyError` or `TypeError`.
     """
-    path = SourceFile.of_payload(job.payload).path
+    paths = {job.id: SourceFile.of_payload(job.payload).path for job in jobs}
+    found = {path: look_at(path) for path in paths.values()}
     with Catalog(default_path()) as catalog:
-        if (found := look_at(path)) is None:
-            catalog.forget(path)
-            return
-        if not catalog.has(found):
-            catalog.put(found, _read(path))
-    ctx.submit("dreaming", json.dumps({"path": path}).encode())
+        fresh = {path: _read(path) for path, file in found.items() if file is not None and not catalog.has(file)}
+        with catalog.together():
+            for path, file in found.items():
+                if file is None:
+                    catalog.forget(path)
+                elif path in fresh:
+                    catalog.put(file, fresh[path])
+    for job in jobs:
+        if found[paths[job.id]] is not None:
+            ctx.submit("dreaming", json.dumps({"path": paths[job.id]}).encode(), parent=job)
 
 
-def dreaming(job: Job) -> None:
-    """Link the document that the job names to those it shares rare terms with, in both directions."""
-    path = json.loads(job.payload)["path"]
-    with Catalog(default_path()) as catalog:
-        catalog.link(path)
+def dreaming(jobs: list[Job]) -> None:
+    """Link the documents that the jobs name to those they share rare terms with, in both directions."""
+    with Catalog(default_path()) as catalog, catalog.together():
+        for job in jobs:
+            catalog.link(json.loads(job.payload)["path"])
 
 
 def _read(path: str) -> Document:

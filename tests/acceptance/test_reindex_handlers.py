@@ -52,7 +52,8 @@ class Context:
     def __init__(self) -> None:
         self.submitted: list[tuple[str, bytes]] = []
 
-    def submit(self, stream: str, payload: bytes) -> None:
+    def submit(self, stream: str, payload: bytes, *, parent: Job) -> None:
+        assert parent.stream_id == "encode"
         self.submitted.append((stream, payload))
 
 
@@ -79,19 +80,19 @@ def job(stream: str, payload: bytes) -> Job:
 def encode(path: Path) -> list[tuple[str, bytes]]:
     context = Context()
     body = json.dumps({"path": str(path), "size": 1, "mtime_ns": 1}).encode()
-    reindex.handlers.encode(job("encode", body), context)
+    reindex.handlers.encode([job("encode", body)], context)
     return context.submitted
 
 
 def dream(path: Path) -> None:
-    reindex.handlers.dreaming(job("dreaming", json.dumps({"path": str(path)}).encode()))
+    reindex.handlers.dreaming([job("dreaming", json.dumps({"path": str(path)}).encode())])
 
 
 def run_all(paths: list[Path]) -> None:
     for path in paths:
         for stream, payload in encode(path):
             assert stream == "dreaming"
-            reindex.handlers.dreaming(job(stream, payload))
+            reindex.handlers.dreaming([job(stream, payload)])
 
 
 def contents(index: Path) -> dict[str, Any]:
@@ -298,8 +299,9 @@ from types import SimpleNamespace as Value
 
 def work(paths):
     for path in paths:
-        context = Value(submit=lambda stream, payload: handlers.dreaming(Value(payload=payload)))
-        handlers.encode(Value(payload=json.dumps({"path": path, "size": 1, "mtime_ns": 1}).encode()), context)
+        context = Value(submit=lambda stream, payload, parent: handlers.dreaming([Value(payload=payload)]))
+        job = Value(id=path, payload=json.dumps({"path": path, "size": 1, "mtime_ns": 1}).encode())
+        handlers.encode([job], context)
 """
 
 WORK = PROLOGUE + "work(sys.argv[2:])\n"

@@ -60,17 +60,17 @@ class Place:
                     self.handle(queue, each.job)
 
     def handle(self, queue: QueueKit, job: Job) -> None:
-        def submit(stream: str, payload: bytes) -> None:
-            hlc = job.submitted_at.advanced()
+        def submit(stream: str, payload: bytes, parent: Job) -> None:
+            hlc = parent.submitted_at.advanced()
             queue.send(
-                Job(id=JobID(job.id[::-1]), stream_id=StreamID(stream), submitted_at=hlc, payload=payload),
+                Job(id=JobID(parent.id[::-1]), stream_id=StreamID(stream), submitted_at=hlc, payload=payload),
             )
 
         self.ran[job.id] += 1
         if job.stream_id == "encode":
-            reindex.handlers.encode(job, SimpleNamespace(submit=submit))
+            reindex.handlers.encode([job], SimpleNamespace(submit=submit))
         else:
-            reindex.handlers.dreaming(job)
+            reindex.handlers.dreaming([job])
         queue.reply(job.id, ObservationStatus.DONE)
 
     def search(self, query: str) -> list[str]:
