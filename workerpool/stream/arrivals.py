@@ -7,6 +7,7 @@ that found less than it asked for.
 from __future__ import annotations
 
 import selectors
+from collections.abc import Set
 
 from queuekit.contract import Watcher
 from workerpool.stream.desk import Desk
@@ -39,7 +40,7 @@ class Arrivals:
             self._watcher.close()
             self._watcher = None
 
-    def act(self, now: float, readable: set[object]) -> None:
+    def act(self, now: float, readable: Set[object]) -> None:
         """Take what has arrived; now and then see whether it is still the right place that is watched."""
         watcher = self._watcher
         if watcher is None:

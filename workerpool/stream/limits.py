@@ -74,10 +74,9 @@ class Limits:
         roster = self._desk.roster
         if not roster.max_memory or now < self._weigh_at:
             return
-        self._weigh_at = now + _WEIGH_SECONDS
-        for slot in roster.slots:
-            if slot.state is SlotState.READY and slot.ran:
-                self._note_weight(slot, self._desk.crew.view(slot).rss, now)
+        for slot in [slot for slot in roster.slots if slot.state is SlotState.READY and slot.ran]:
+            self._weigh_at = now + _WEIGH_SECONDS
+            self._note_weight(slot, self._desk.crew.view(slot).rss, now)
 
     def _note_weight(self, slot: Slot, rss: int, now: float) -> None:
         if self._desk.roster.weigh(slot, rss, now) and not self._said_too_small:

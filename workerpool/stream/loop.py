@@ -12,7 +12,7 @@ import logging
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from queuekit import LeaseLost, QueueKit
 from workerpool.board import Kind, Row, RowView
@@ -45,7 +45,12 @@ _log = logging.getLogger("workerpool.stream")
 
 
 class Stream:
-    """One stream of one pool, in its own process."""
+    """One stream of one pool, in its own process: `run` it, or, in a test, `turn` it by hand.
+
+    `signals`: those of this process; `crew`: makes the workers, given the selector and the question whether a stop
+    waits; `directory`: where boards are; `predecessor`: what this place on the board said before it was taken again;
+    `clock`: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -59,9 +64,12 @@ class Stream:
         directory: str,
         predecessor: Predecessor | None,
         burst: bool,
+        signals: SignalPipe,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._selector = selectors.DefaultSelector()
-        self._orders = Orders(self._selector, master, SignalPipe())
+        self._orders = Orders(self._selector, master, signals)
         self._desk = desk = Desk(
             config=config,
             pool=pool,
@@ -70,7 +78,7 @@ class Stream:
             master=master,
             crew=crew(self._selector, self._orders.stop_is_waiting),
             roster=Roster(config),
-            journey=Journey(queue, config),
+            journey=Journey(queue, config, clock=clock),
             tenure=Tenure(queue.lease(config.name, pool.lease.ttl), pool.lease.ttl, pool.lease.heartbeat),
         )
         self._arrivals = Arrivals(desk, self._selector)
@@ -79,7 +87,7 @@ class Stream:
         self._limits = Limits(desk)
         self._unit_ends = UnitEnds(desk.roster, desk.journey)
         self._taking_over = TakingOver(desk, self._arrivals, directory, predecessor)
-        self._housekeeping = Housekeeping(desk, self._arrivals, self._is_busy)
+        self._housekeeping = Housekeeping(desk, self._arrivals, self._is_busy, clock)
         self._stopping = Stopping(desk, self._calling_back)
         self._words = Words(desk, burst=burst, is_busy=self._is_busy)
         self._leasing, self._settling = Trouble("holding the lease", _log), Trouble("settling jobs", _log)
@@ -91,24 +99,29 @@ class Stream:
         """Work until told to stop; returns the exit code."""
         self._desk.row.take(kind=Kind.STREAM, stream=self._desk.stream, name=self._desk.lease.owner)
         try:
-            while not self._stopping.is_over(time.monotonic()):
-                events = self._selector.select(self._patience())
-                self._turn({key.fileobj for key, _ in events})
+            while not self.is_over():
+                self.turn(self.patience())
         finally:
             self._desk.crew.close()
             self._arrivals.close()
         return self._leave()
 
-    def _turn(self, readable: set[object]) -> None:
+    def is_over(self) -> bool:
+        """Whether it was told to stop, and has."""
+        return self._stopping.is_over(self._clock())
+
+    def turn(self, patience: float) -> None:
+        """Wait for an event, at most `patience` seconds, and do what there is to do."""
+        readable = {key.fileobj for key, _ in self._selector.select(patience)}
         try:
-            self._listen(time.monotonic(), readable)
-            self._work(time.monotonic())  # not the same time: an inline handler may have run
+            self._listen(self._clock(), readable)
+            self._work(self._clock())  # not the same time: an inline handler may have run
         except LeaseLost as error:
             self._lose_lease(error)
         self._desk.crew.flush()
         self._desk.master.flush()
 
-    def _listen(self, now: float, readable: set[object]) -> None:
+    def _listen(self, now: float, readable: Set[object]) -> None:
         self._obey(now)
         self._arrivals.act(now, readable)
         self._hold_lease(now)
@@ -118,19 +131,19 @@ class Stream:
         self._reap(now)
         self._settle(now)
         self._taking_over.act(now)
+        self._limits.act(now)
         self._start_workers(now)
         self._claiming.act(now)
-        self._limits.act(now)
         self._calling_back.act(now)
         self._housekeeping.act(now)
         self._stopping.act(now)
         self._words.act(now)
 
-    def _patience(self) -> float:
+    def patience(self) -> float:
         """Seconds until something is to be done that no event announces."""
         if self._desk.crew.pending:
             return 0.0
-        now = time.monotonic()
+        now = self._clock()
         parts = (self._arrivals, self._taking_over, self._claiming, self._limits, self._calling_back)
         others = (self._housekeeping, self._stopping, self._words)
         times = [part.next(now) for part in (*parts, *others)]
@@ -213,7 +226,7 @@ class Stream:
         """Somebody else has the stream: nothing that is here may have an effect any more."""
         _log.error("%s: workers are killed, what they were doing runs elsewhere", error)
         desk = self._desk
-        desk.tenure.lost(time.monotonic())
+        desk.tenure.lost(self._clock())
         desk.taken_over = False
         desk.journey.forget()
         desk.backend.drop_claims(desk.stream)
@@ -261,7 +274,7 @@ class Stream:
         blameless = slot.state is SlotState.RETIRING or timed_out is not None
         left = slot.exited(now, blameless=blameless)
         self._desk.row.add(crashes=not blameless and end.code != EXIT_BAD_HANDLER)
-        for unit in left:
+        for unit in reversed(left):  # each that goes back goes before those that went back already
             ran = row.runs(unit.job_ids[0])
             if timed_out is None:
                 self._unit_ends.worker_died(unit, ran=ran, how=describe(end))

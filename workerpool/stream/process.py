@@ -15,7 +15,7 @@ from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from workerpool import logs
 from workerpool.board import Board
 from workerpool.config import PoolConfig, StreamConfig
-from workerpool.process import Channel
+from workerpool.process import Channel, SignalPipe
 from workerpool.reporting import Reports
 from workerpool.stream.crew import Crew
 from workerpool.stream.inline import Inline
@@ -81,6 +81,7 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
             directory=place.directory,
             predecessor=predecessor,
             burst=place.burst,
+            signals=SignalPipe(),
         )
     except (QueueError, OSError) as error:
         _log.error("the store cannot be used: %s", error)
