@@ -294,7 +294,7 @@ class Pool:
                 stderr=subprocess.STDOUT,
                 env=estate.environment(),
                 cwd=estate.folder,
-                preexec_fn=be_ordinary if os.getuid() == 0 and sys.platform == "linux" else None,
+                preexec_fn=be_ordinary,  # noqa: PLW1509  no thread of this process holds a lock that it needs
                 start_new_session=True,
             )
 
@@ -376,8 +376,8 @@ class Pool:
 
 
 def be_ordinary() -> None:
-    """Let the modes of files and folders hold for this process although it is root; for the next exec."""
-    for capability in _OVER_MODES:
+    """Let the modes of files and folders hold for what is executed next, although it may be root."""
+    for capability in _OVER_MODES if os.getuid() == 0 and sys.platform == "linux" else ():
         assert _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 

@@ -1,4 +1,4 @@
-"""A store that cannot be written for a while: no attempt is burnt, nothing spins, nothing runs twice, and it goes on."""
+"""A store that cannot be written for a while: no attempt is burnt, nothing spins or runs twice, and it goes on."""
 
 from __future__ import annotations
 
@@ -118,6 +118,13 @@ def test_while_the_disk_is_full_results_are_kept_and_nothing_spins(make_estate: 
         subprocess.run(["umount", str(estate.root)], check=True)
 
 
+def fill(file: Path) -> None:
+    """Write until there is no room left."""
+    with file.open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(b"x" * 4096)
+
+
 def fill_and_free(estate: Estate) -> None:
     """Fill it under way, free it again; everything ends as if nothing had been."""
     gate = estate.folder / "gate"
@@ -126,9 +133,8 @@ def fill_and_free(estate: Estate) -> None:
     until(estate.started(running), "the run")
     pending = estate.send_many(50)
     ballast = estate.root / "ballast"
-    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(b"x" * 4096)
+    with pytest.raises(OSError, match="No space left"):
+        fill(ballast)
     gate.touch()
     until(lambda: "settling jobs" in pool.log, "the trouble")
     assert endure(estate, pool, 10) < 0.05
