@@ -294,10 +294,11 @@ class Master:
                 self._show_stacks()
 
     def _show_stacks(self) -> None:
-        """Every process prints its own; a stream process that is not set up yet would die of the signal."""
+        """Every process prints its own; one that is not on the board yet is not set up, and would die of the signal."""
         for member in self._members.values():
-            if member.child is not None and member.state.condition is not Condition.STARTING:
-                kill_process(member.child.pid, member.child.start, signal.SIGUSR2)
+            child, row = member.child, self._place.board.view(member.first_row)
+            if child is not None and (row.pid, row.start) == (child.pid, child.start):
+                kill_process(child.pid, child.start, signal.SIGUSR2)
         self._tell({"t": "stacks"})
 
     def _set_quiet(self, quiet: bool) -> None:
