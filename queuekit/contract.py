@@ -200,6 +200,10 @@ class QueueBackend(abc.ABC):
     # -- a person's verbs
 
     @abc.abstractmethod
+    def run_now(self, job_id: str) -> None:
+        """Make a deferred job pending; unlike `release` it never takes a job from whoever runs it."""
+
+    @abc.abstractmethod
     def cancel(self, job_id: str) -> None:
         """End a pending or deferred job as `blocked` without running it."""
 

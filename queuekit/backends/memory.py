@@ -233,11 +233,11 @@ class MemoryBackend(QueueBackend):
             except JobNotFound:
                 if lease is not None:
                     raise
-                self._run_now(job_id)
+                self.run_now(job_id)
             else:
                 store.arrive(claim.name, store.cur.pop(claim.name))
 
-    def _run_now(self, job_id: str) -> None:
+    def run_now(self, job_id: str) -> None:
         state, file, name = self._require(job_id, Verb.RELEASE)
         if state is not State.LATER:  # in flight, but not here any more
             raise IllegalTransition(Verb.RELEASE, state, job_id)

@@ -149,3 +149,16 @@ def test_older_jobs_go_first_also_when_they_come_by_hint(queue: FilesystemBacken
     assert ids_of(queue.drain_available(STREAM, 1, lease=lease)) == ids_of(jobs[3:4])
     queue.write_batch(jobs[:3])
     assert ids_of(queue.drain_available(STREAM, 4, lease=lease)) == ids_of([*jobs[:3], jobs[4]])
+
+
+def test_a_slow_folder_is_drained_to_its_end(queue: FilesystemBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known to be there is looked for at once; only a look for what nobody told of may wait."""
+    monkeypatch.setattr(drain, "_CHEAP_LISTING_SECONDS", -1.0)
+    monkeypatch.setattr(drain, "_LISTING_SHARE", float("inf"))
+    monkeypatch.setattr(lookahead.Lookahead.__init__, "__defaults__", (10,))
+    expected = fill(queue, "new", 25, STREAM)
+    lease = won(queue)
+    claimed: list[str] = []
+    while batch := queue.drain_available(STREAM, 4, lease=lease):
+        claimed += ids_of(batch)
+    assert claimed == expected

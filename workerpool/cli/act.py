@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 import click
 
-from queuekit import JobNotFound, QueueError, QueueKit
+from queuekit import JobNotFound, QueueError
 from queuekit.errors import IllegalTransition
-from queuekit.lifecycle import State, Verb, target
+from queuekit.lifecycle import State
 from workerpool.cli import words
 from workerpool.cli.jobs import list_jobs
 from workerpool.cli.main import FAILED, STORE, USAGE, Refusal, code_of
@@ -64,7 +64,7 @@ def release_command(ctx: click.Context, source: Source, ids: tuple[str, ...], ye
     Without an ID, ids are read from standard input, one a line. Exit code 1 when one could not be released.
     """
     with open_queue(source.load()) as queue:
-        ctx.exit(_each(_chosen("release", ids, yes), lambda id: _run_now(queue, id), "pending"))
+        ctx.exit(_each(_chosen("release", ids, yes), queue.backend.run_now, "pending"))
 
 
 @click.command("cancel")
@@ -157,14 +157,3 @@ def _why(error: QueueError) -> str:
     if isinstance(error, JobNotFound):
         return error.detail or "there is no such job"
     return words.printable(str(error))
-
-
-def _run_now(queue: QueueKit, id: str) -> None:
-    """Release a job that is deferred, and no other: a running one must not be taken from its worker."""
-    view = queue.look_up(id)
-    if view is None:
-        raise JobNotFound(id)
-    target(view.state, Verb.RELEASE, id)
-    if view.state is not State.LATER:
-        raise IllegalTransition(Verb.RELEASE, view.state, id)
-    queue.release(id)

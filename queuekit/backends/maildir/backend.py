@@ -148,12 +148,11 @@ class FilesystemBackend(QueueBackend):
     def release(self, job_id: str, *, lease: Lease | None = None) -> None:
         """Give back a job in flight, or make a deferred one pending now."""
         try:
-            name = self._settler.release(job_id, lease)
+            self._drainer.hint([self._settler.release(job_id, lease)])
         except JobNotFound:
             if lease is not None:
                 raise
-            name = self._keeper.run_now(job_id)
-        self._drainer.hint([name])
+            self.run_now(job_id)
 
     def defer(
         self, job_id: str, due_ms: int, *, error: str = "", crashed: bool = False, lease: Lease | None = None
@@ -183,6 +182,10 @@ class FilesystemBackend(QueueBackend):
         return self._deferred.next_due(stream)
 
     # -- a person's verbs, housekeeping
+
+    def run_now(self, job_id: str) -> None:
+        """Make a deferred job pending."""
+        self._drainer.hint([self._keeper.run_now(job_id)])
 
     def cancel(self, job_id: str) -> None:
         """End a pending or deferred job as `blocked`."""

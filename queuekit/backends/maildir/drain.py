@@ -159,7 +159,7 @@ class Drainer:
         listed = False
         while True:
             yield from ahead.take()
-            if (listed and not ahead.more) or not self._may_list(stream):
+            if not ahead.more and (listed or not self._may_list(stream)):
                 return
             self._list(stream, ahead)
             listed = True
@@ -167,6 +167,7 @@ class Drainer:
                 return
 
     def _may_list(self, stream: str | None) -> bool:
+        """Whether a look for what nobody has told of is cheap enough; what must be there is always looked for."""
         ended, took = self._listed.get(stream, (float("-inf"), 0.0))
         return took < _CHEAP_LISTING_SECONDS or time.monotonic() - ended >= _LISTING_SHARE * took
 
