@@ -15,6 +15,8 @@ from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.trouble import Trouble
 
 _IDLE_LOOK_SECONDS = 1.0
+_SOONEST_LOOK_SECONDS = 0.02
+_LOOKS_SHARE = 10  # between two looks lies ten times what one of them takes
 _LAST_WORDS_SECONDS = 1.0
 _log = logging.getLogger("workerpool.stream")
 
@@ -28,7 +30,8 @@ class Words:
         self._is_busy = is_busy
         self._counting = Trouble("counting jobs", _log)
         self._question: int | None = None
-        self._look_at = 0.0
+        self._look_at = self._look_soon = 0.0
+        self._looked_after = 0
         self._failing: str | None = None
         self._said_ready = self._said_standby = False
 
@@ -79,15 +82,16 @@ class Words:
 
     def asked(self, question: int) -> None:
         """The master wants to know again whether anything is outstanding."""
-        self._question, self._look_at = question, 0.0
+        self._question, self._look_at, self._look_soon = question, 0.0, 0.0
 
     def act(self, now: float) -> None:
         """Say "idle" when nothing is outstanding."""
         if not self._is_due(now):
             return
-        self._look_at = now + _IDLE_LOOK_SECONDS
+        self._look_at, self._looked_after = now + _IDLE_LOOK_SECONDS, self._desk.journey.counts.handled
         try:
             outstanding = self._desk.queue.tally(self._desk.stream).outstanding
+            self._look_soon = now + max(_SOONEST_LOOK_SECONDS, _LOOKS_SHARE * (time.monotonic() - now))
         except STORE_ERRORS as error:
             self._counting.met(error, now)
             return
@@ -97,8 +101,11 @@ class Words:
             self._desk.master.send({"t": "idle", "n": self._question, "handled": self._desk.journey.counts.handled})
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
-        """When it wants to look whether anything is outstanding."""
-        return self._look_at if self._burst and not self._desk.stopping and not self._is_busy() else None
+        """When it wants to look whether anything is outstanding: soon when jobs were handled since it last did."""
+        if not self._burst or self._desk.stopping or self._is_busy():
+            return None
+        news = self._desk.journey.counts.handled != self._looked_after
+        return min(self._look_soon, self._look_at) if news else self._look_at
 
     def _is_due(self, now: float) -> bool:
         at = self.next(now)
