@@ -73,6 +73,25 @@ def by_payload(job, ctx):
                 signal.pause()
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    if word == "daemon":  # leaves a process in a session of its own, whose parent is gone
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if (pid := os.fork()) > 0:
+                os.write(writer, b"%d" % pid)
+                os._exit(0)
+            while True:
+                signal.pause()
+        daemon = os.read(reader, 20).decode()
+        return Outcome("done", [ArtifactRef.commit_hash(daemon)])
+    if word == "children":
+        import multiprocessing, subprocess
+        started = [subprocess.Popen(["sleep", "600"]).pid for _ in range(2)]
+        process = multiprocessing.Process(target=time.sleep, args=(600,))
+        process.start()
+        return Outcome("done", [ArtifactRef.commit_hash(str(pid)) for pid in [*started, process.pid]])
+    if word == "helper":
+        return Outcome("done", [ArtifactRef.commit_hash(str(HELPER.pid))])
     if word == "fill":
         return Outcome("done", [ArtifactRef.file_path("x" * int(rest))])
     if word == "progress":
@@ -95,6 +114,11 @@ CHILD = """
 import signal
 print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), signal.getsignal(signal.SIGTERM).name)
 """
+
+
+if os.environ.get("WP_TEST_HELPER"):
+    import subprocess
+    HELPER = subprocess.Popen(["sleep", "600"])
 
 
 async def concurrent(job):
@@ -389,6 +413,21 @@ def test_a_handler_that_forks_does_not_make_a_second_worker(stream: Callable[...
     worker.exit()
     assert len([message for message in worker.heard if isinstance(message, Out)]) == 3
     assert worker.board.view(0).jobs_done == 3
+
+
+@pytest.mark.parametrize("payload", ["daemon", "children"])
+def test_nothing_that_a_job_started_outlives_it(stream: Callable[..., Stream], payload: str) -> None:
+    left = [int(artifact.value) for artifact in stream().outcome(payload).artifacts]
+    assert left
+    assert not [pid for pid in left if psutil.pid_exists(pid)]
+
+
+def test_what_the_handlers_module_started_stays(stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WP_TEST_HELPER", "1")
+    worker = stream()
+    worker.give("children", "helper")
+    helper = int(worker.outcomes(2)["helper-1"].artifacts[0].value)
+    assert psutil.Process(helper).status() != psutil.STATUS_ZOMBIE
 
 
 def test_processes_forked_by_a_handler_can_be_terminated(stream: Callable[..., Stream]) -> None:

@@ -8,14 +8,14 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `parent` | the death signal, the subreaper, `parent_is_alive` |
 | `spawn` | `spawn` and `Child`: fork with signals blocked and a child that starts clean |
 | `reap` | `reap` and `Exit`: who ended, and how |
-| `kill` | `kill_group`, `kill_process`, `kill_strays`: never a stranger |
+| `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
 | `channel` | `Channel`: framed messages between a stream process and its worker |
 """
 
 from workerpool.process.channel import Channel, ChannelError, Frame, frame_limit
 from workerpool.process.identity import boot_id, is_running, start_identity
-from workerpool.process.kill import kill_group, kill_process, kill_strays
+from workerpool.process.kill import end_left_overs, kill_group, kill_process, kill_strays
 from workerpool.process.parent import become_subreaper, parent_is_alive
 from workerpool.process.reap import Exit, reap
 from workerpool.process.signals import SignalPipe
@@ -30,6 +30,7 @@ __all__ = [
     "SignalPipe",
     "become_subreaper",
     "boot_id",
+    "end_left_overs",
     "frame_limit",
     "is_running",
     "kill_group",

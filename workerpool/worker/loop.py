@@ -6,8 +6,8 @@ It holds no queue and no lease, so it cannot settle a job twice or keep one. Its
   then the next one starts: a worker that dies takes one job (one batch) with it, and the board tells which;
 * SIGTERM only makes `ctx.should_stop` true, SIGINT is ignored; a `stop` frame ends it before its next job; the end of
   the channel ends it at once, and what it was running has nobody left to hear of it;
-* a handler's time limit is raised inside it (soft); killing at the hard one, and whatever the handler left behind in
-  its process group, are the stream process's affair.
+* a handler's time limit is raised inside it (soft); killing at the hard one is the stream process's affair;
+* what a job leaves running (children, daemons) is killed before its outcome is sent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 
+import psutil
+
 from queuekit.errors import DecodingFailed
 from queuekit.wire import decode_job
 from workerpool.board import Kind, Row
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import Result, ResultKind
+from workerpool.process import become_subreaper, end_left_overs
 from workerpool.process.channel import Channel, ChannelError, Frame
 from workerpool.worker.context import Surroundings
 from workerpool.worker.protocol import send_dropped, send_failed, send_out, send_ready
@@ -61,6 +65,7 @@ def worker_main(channel: Channel, row: Row, settings: WorkerSettings) -> int:
     signal.signal(signal.SIGTERM, stop.note)
     signal.signal(signal.SIGINT, _ignore)
     _guard_forks(channel)
+    become_subreaper()
     try:
         handler = load_handler(settings.handler, settings.handler_path)
     except HandlerError as error:
@@ -122,6 +127,7 @@ class _Worker:
         self._memory_at = 0
         self._most_memory = 0
         self._pid = os.getpid()
+        self._helpers = frozenset(child.pid for child in psutil.Process().children())
 
     def serve(self) -> int:
         self._row.say(state="ready")
@@ -189,6 +195,7 @@ class _Worker:
             self._row.start_job(claims[0].job.id)
             results = [run_job(self._handler, claims[0], self._surroundings, self._limits)]
         self._end_a_stray_fork()
+        self._end_left_overs()
         done = sum(result.kind is ResultKind.SUCCESS for result in results)
         self._row.end_job(done=done, failed=len(results) - done)
         for claim, result in zip(claims, results, strict=True):
@@ -201,6 +208,12 @@ class _Worker:
         if os.getpid() != self._pid:
             os._exit(EXIT_OK)
 
+    def _end_left_overs(self) -> None:
+        """Nothing that a job started outlives it; what the handler's module started at its import belongs to no job."""
+        ended = end_left_overs(self._helpers | _resource_tracker())
+        if ended:
+            self._row.say(error=f"a job left {len(ended)} processes running; they were killed")
+
     def _measure(self) -> None:
         """Put the memory on the board, now and then: it costs some system calls."""
         now = time.monotonic_ns()
@@ -212,12 +225,17 @@ class _Worker:
         self._row.set(rss=rss, max_rss=self._most_memory, heartbeat_ns=now)
 
 
+def _resource_tracker() -> frozenset[int]:
+    """The one process that multiprocessing starts for its own bookkeeping and expects to stay."""
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    pid = getattr(getattr(module, "_resource_tracker", None), "_pid", None)
+    return frozenset() if pid is None else frozenset({pid})
+
+
 def resident_bytes() -> int:
     """The memory that this process has resident now, in bytes."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * _PAGE
     except FileNotFoundError:
-        import psutil
-
         return int(psutil.Process().memory_info().rss)
