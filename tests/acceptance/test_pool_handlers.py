@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from pool import Estate, Pool, is_dead, until
+from pool import Estate, Pool, cpu_ticks, is_dead, until
 
 from queuekit.job import Delivery
 from queuekit.testing.jobs import ids_of
@@ -343,6 +345,42 @@ def test_a_burst_with_a_stream_that_cannot_work_says_so_by_its_code(make_estate:
     assert pool.code == 1
     assert "dreaming" in pool.log
     assert estate.status_of(good) == "done"
+
+
+def test_a_stream_whose_handler_disappears_under_way_is_shown_as_failing(make_estate: Callable[..., Estate]) -> None:
+    """C77: the file is gone, and then the worker is."""
+    estate = make_estate({"encode": {"handler": "nosuch:fn"}})
+    handler = estate.folder / "nosuch.py"
+    handler.write_text("from acting import act as fn\n")
+    pool = estate.start()
+    job = estate.send()
+    until(estate.finished(job), "a job")
+    handler.unlink()
+    estate.kill(pool.worker_pid())
+    until(lambda: failing(pool, "encode"), "the failing stream's state")
+    left = estate.send()
+    assert pool.stop() == 0
+    assert estate.check([job, left]) == {"done": 1, "new": 1}
+
+
+@pytest.mark.torture
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU is read from /proc")
+def test_an_import_that_fails_is_tried_ever_more_slowly(make_estate: Callable[..., Estate]) -> None:
+    """C35: about ten times in a minute, while the master sleeps and the others work."""
+    estate = make_estate({"encode": {}, "dreaming": {}, "import": {"handler": "nosuch:fn"}})
+    (estate.folder / "nosuch.py").write_text("from acting import note\nnote('import')\nraise ImportError('nosuch')\n")
+    pool = estate.start()
+    until(pool.is_working("encode", "dreaming"), "the others")
+    ticks, end = cpu_ticks(pool.pid), time.monotonic() + 60
+    while time.monotonic() < end:
+        jobs = estate.send_many(2, ("encode", "dreaming"))
+        until(estate.finished(*jobs), "the others' jobs", patience=2)
+    print(f"imported {len(estate.notes('import'))} times in a minute")
+    assert 3 <= len(estate.notes("import")) <= 12
+    assert cpu_ticks(pool.pid) - ticks < 0.05 * 60 * os.sysconf("SC_CLK_TCK")
+    begun = time.monotonic()
+    assert pool.stop() == 0
+    assert time.monotonic() - begun < 2
 
 
 def failing(pool: Pool, stream: str) -> bool:
