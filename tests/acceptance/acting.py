@@ -67,6 +67,7 @@ def perform(told: dict[str, Any], job: Job, ctx: JobContext) -> object:
     """One act. `until` is a failing act's number of failing runs; after them the job succeeds."""
     if ctx.attempt > told.get("until", sys.maxsize):
         return None
+    os.write(2, told.get("say", "").encode())
     match told.get("do", "nothing"):
         case "nothing":
             return None

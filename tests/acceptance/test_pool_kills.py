@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -168,6 +169,19 @@ def test_a_job_that_kills_its_worker_each_time_ends_blocked_and_says_how(make_es
     assert estate.status_of(poison) == "blocked"
     assert len(estate.runs()[poison]) == 2
     assert "SIGKILL" in estate.dossier(poison)["error"]
+
+
+def test_the_record_of_a_crash_has_the_signal_the_time_the_memory_the_last_words_and_the_stack(
+    make_estate: Callable[..., Estate],
+) -> None:
+    estate = make_estate({"encode": {"max_crashes": 1}})
+    poison = estate.send(do="crash", say="before the end\n")
+    estate.run("--burst")
+    facts, _, words = estate.dossier(poison)["error"].partition("its last words:\n")
+    assert re.search(r"was killed by SIGSEGV after \d+\.\d s of this job; its memory was at most \d+ MiB", facts)
+    assert words.startswith("before the end\n")
+    assert re.search(r'File ".*acting.py", line \d+ in perform', words)
+    assert "before the end" in estate.pools[0].log
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])

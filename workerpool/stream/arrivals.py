@@ -12,8 +12,6 @@ from collections.abc import Set
 from queuekit.contract import Watcher
 from workerpool.stream.desk import Desk
 
-_CHECK_SECONDS = 5.0
-
 
 class Arrivals:
     """The watcher of one stream process, and what it has said."""
@@ -23,14 +21,14 @@ class Arrivals:
         self._desk = desk
         self._selector = selector
         self._watcher: Watcher | None = None
-        self._read_at = self._check_at = 0.0
+        self._read_at = 0.0
 
     def open(self, now: float) -> None:
         """Watch from now on, and look at once; raises what the backend raises when nothing can be watched."""
         self.close()
         self._watcher = self._desk.backend.watcher(self._desk.stream)
         self._selector.register(self._watcher, selectors.EVENT_READ)
-        self._read_at, self._check_at = now, now + _CHECK_SECONDS
+        self._read_at = now
         self.hungry = True
 
     def close(self) -> None:
@@ -41,24 +39,23 @@ class Arrivals:
             self._watcher = None
 
     def act(self, now: float, readable: Set[object]) -> None:
-        """Take what has arrived; now and then see whether it is still the right place that is watched."""
+        """Take what has arrived."""
         watcher = self._watcher
         if watcher is None:
             return
         if watcher in readable or self._is_to_be_read(watcher, now):
             self._read_at = now
             self._note(watcher.read())
-        if now >= self._check_at:
-            self._check_at = now + _CHECK_SECONDS
-            if not watcher.check():
-                self.look_again()
+
+    def check(self) -> None:
+        """See whether it is still the right place that is watched; to be called with each heartbeat."""
+        if self._watcher is not None and not self._watcher.check():
+            self.look_again()
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
-        """When it wants to look again."""
-        if self._watcher is None:
-            return None
-        wait = self._watcher.timeout()
-        return self._check_at if wait is None else min(self._check_at, self._read_at + wait)
+        """When it wants to look although nothing was announced."""
+        wait = None if self._watcher is None else self._watcher.timeout()
+        return None if wait is None else self._read_at + wait
 
     def look_again(self) -> None:
         """Let the next drain look at everything."""

@@ -7,6 +7,7 @@ killed while its number is still its own; what left the group is a stray of this
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import os
 import selectors
 import signal
@@ -31,10 +32,12 @@ from workerpool.process import (
     spawn,
 )
 from workerpool.stream.state import Slot, Unit
+from workerpool.stream.stderr import StderrTap
 from workerpool.worker.loop import WorkerSettings, worker_main
 from workerpool.worker.protocol import Message, WorkerInbox, check_fits, send_job, send_stop
 
 FENCE_BITS = 32
+_STDERR_SECONDS = 0.05
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +49,9 @@ class _Member:
     channel: Channel
     inbox: WorkerInbox
     row: Row
+    stderr: StderrTap
     broken: bool = False
+    hears_stderr: bool = False
 
 
 class Crew:
@@ -67,6 +72,7 @@ class Crew:
         self._max_job_bytes = max_job_bytes
         self._keep = keep
         self._members: dict[int, _Member] = {}
+        self._last_lines: dict[int, str] = {}
         self._number = 0
         self._claims = 0
         become_subreaper()
@@ -95,19 +101,27 @@ class Crew:
         row = self._rows[slot.index]
         row.recall(0)
         try:
-            child = spawn(
-                lambda: worker_main(theirs, row, settings),
-                name=settings.name,
-                own_group=True,
-                death_signal=signal.SIGKILL,
-                keep=(theirs.fileno(), *self._keep()),
-            )
+            stderr = StderrTap()
         except OSError:
             ours.close()
             theirs.close()
             raise
+        try:
+            child = spawn(
+                lambda: _be_worker(theirs, row, settings, stderr),
+                name=settings.name,
+                own_group=True,
+                death_signal=signal.SIGKILL,
+                keep=(theirs.fileno(), stderr.writer, *self._keep()),
+            )
+        except OSError:
+            ours.close()
+            theirs.close()
+            stderr.close()
+            raise
         theirs.close()
-        self._members[slot.index] = _Member(slot, child, ours, WorkerInbox(), row)
+        stderr.close_writer()
+        self._members[slot.index] = _Member(slot, child, ours, WorkerInbox(), row, stderr)
         self._selector.register(ours, selectors.EVENT_READ, slot.index)
 
     # -- talking
@@ -144,9 +158,28 @@ class Crew:
                 self._selector.modify(member.channel, events, index)
 
     def messages(self) -> Iterator[tuple[Slot, Message]]:
-        """Everything that workers have said since the last call."""
+        """Everything that workers have said since the last call; their standard error is passed on too."""
+        for member in self._members.values():
+            self._pass_on_stderr(member)
         for member in list(self._members.values()):
             yield from ((member.slot, message) for message in self._read(member))
+
+    def _pass_on_stderr(self, member: _Member) -> None:
+        hear = member.stderr.pump() and not member.stderr.is_stuck
+        if hear != member.hears_stderr:
+            member.hears_stderr = hear
+            if hear:
+                self._selector.register(member.stderr, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(member.stderr)
+
+    def next(self, now: float) -> float | None:
+        """When to try again to write what our standard error did not take."""
+        return now + _STDERR_SECONDS if any(member.stderr.is_stuck for member in self._members.values()) else None
+
+    def last_lines(self, slot: Slot) -> str:
+        """The end of what the slot's last worker, dead by now, wrote to its standard error."""
+        return self._last_lines.get(slot.index, "")
 
     def _read(self, member: _Member) -> list[Message]:
         try:
@@ -220,13 +253,21 @@ class Crew:
             if member is None:
                 continue
             last_words = self._last_words(member)
-            self._selector.unregister(member.channel)
-            member.channel.close()
-            del self._members[member.slot.index]
+            self._forget(member)
             ended.append((member.slot, end, member.row.view(), last_words))
         if ended:
             kill_strays([member.child.pid for member in self._members.values()])
         return ended
+
+    def _forget(self, member: _Member) -> None:
+        member.stderr.pump()
+        self._last_lines[member.slot.index] = member.stderr.last_lines()
+        if member.hears_stderr:
+            self._selector.unregister(member.stderr)
+        member.stderr.close()
+        self._selector.unregister(member.channel)
+        member.channel.close()
+        del self._members[member.slot.index]
 
     def _last_words(self, member: _Member) -> list[Message]:
         """What a dead worker had still sent."""
@@ -248,7 +289,13 @@ class Crew:
                 os.waitpid(member.child.pid, 0)
             except ChildProcessError:
                 pass
-            self._selector.unregister(member.channel)
-            member.channel.close()
-        self._members.clear()
+            self._forget(member)
         kill_strays([])
+
+
+def _be_worker(channel: Channel, row: Row, settings: WorkerSettings, stderr: StderrTap) -> int:
+    """In the child: standard error into the tap, with the stack of what kills it, then the worker itself."""
+    os.dup2(stderr.writer, 2)
+    stderr.close_writer()
+    faulthandler.enable()
+    return worker_main(channel, row, settings)

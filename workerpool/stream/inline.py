@@ -64,6 +64,14 @@ class Inline:
         """Whether a unit waits to be run, or something waits to be said."""
         return bool(self._units or self._said or self._ended is not None)
 
+    def next(self, now: float) -> float | None:  # noqa: ARG002
+        """Nothing here waits for a time."""
+        return None
+
+    def last_lines(self, slot: Slot) -> str:  # noqa: ARG002
+        """The standard error of the handler is this process's own."""
+        return ""
+
     def start(self, slot: Slot, config: StreamConfig) -> None:
         """Import the handler into this process."""
         self._slot, self._config = slot, config

@@ -145,7 +145,7 @@ class Stream:
             return 0.0
         now = self._clock()
         parts = (self._arrivals, self._taking_over, self._claiming, self._limits, self._calling_back)
-        others = (self._housekeeping, self._stopping, self._words)
+        others = (self._housekeeping, self._stopping, self._words, self._desk.crew)
         times = [part.next(now) for part in (*parts, *others)]
         times += [self._next_beat(), self._next_settling(), self._next_worker()]
         return max(0.0, min((each for each in times if each is not None), default=now + _LONGEST_WAIT) - now)
@@ -216,6 +216,7 @@ class Stream:
         if won:
             self._desk.taken_over = False
             self._housekeeping.began(now)
+        self._arrivals.check()
         self._words.lease()
 
     def _next_beat(self) -> float | None:
@@ -274,10 +275,11 @@ class Stream:
         blameless = slot.state is SlotState.RETIRING or timed_out is not None
         left = slot.exited(now, blameless=blameless)
         self._desk.row.add(crashes=not blameless and end.code != EXIT_BAD_HANDLER)
+        how = describe(end, max(0.0, now - row.since_ns / 1e9), self._desk.crew.last_lines(slot))
         for unit in reversed(left):  # each that goes back goes before those that went back already
             ran = row.runs(unit.job_ids[0])
             if timed_out is None:
-                self._unit_ends.worker_died(unit, ran=ran, how=describe(end))
+                self._unit_ends.worker_died(unit, ran=ran, how=how)
             else:
                 self._unit_ends.timed_out(unit, ran=ran, job_id=timed_out, limit=self._desk.config.timeout)
 

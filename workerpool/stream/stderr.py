@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterable, Iterator
 
-KEPT_BYTES = 2048
+from workerpool import handlers
+
+KEPT_BYTES = 16384
+TOLD_BYTES = 2048
+_FRAME = '  File "'
+_CALLER = f'"{handlers.__file__}"'
 _CHUNK = 4096  # a pipe that is writable takes this much without blocking (PIPE_BUF)
 
 
@@ -65,11 +71,10 @@ class StderrTap:
         return True
 
     def last_lines(self) -> str:
-        """The end of what was written, from the first whole line in it."""
-        text = self._tail.decode(errors="backslashreplace")
-        if len(self._tail) == KEPT_BYTES:
-            text = text.partition("\n")[2] or text
-        return text.strip()
+        """The end of what was written, at most about 2 KiB in whole lines, stacks without the pool's own frames."""
+        lines = list(_without_own_frames(self._tail.decode(errors="backslashreplace").splitlines()))
+        text = "\n".join(lines).strip()
+        return text if len(text) <= TOLD_BYTES else text[-TOLD_BYTES:].partition("\n")[2] or text[-TOLD_BYTES:]
 
     def close(self) -> None:
         """Close both ends; any number of times."""
@@ -77,3 +82,12 @@ class StderrTap:
             if fd >= 0:
                 os.close(fd)
         self._reader = self.writer = -1
+
+
+def _without_own_frames(lines: Iterable[str]) -> Iterator[str]:
+    """A stack without the frames from the one that called the handler on: they are the same in every stack."""
+    own = False
+    for line in lines:
+        own = line.startswith(_FRAME) and (own or _CALLER in line)
+        if not own:
+            yield line

@@ -72,11 +72,21 @@ class UnitEnds:
             charge(left[0])
 
 
-def describe(end: Exit) -> str:
-    """How a worker died, for the record of the job that it was running."""
-    if end.signal is not None:
-        return f"its worker was killed by {signal.Signals(end.signal).name} while it ran this job"
-    return f"its worker exited with code {end.code} while it ran this job"
+def describe(end: Exit, seconds: float, last_lines: str) -> str:
+    """How a worker died, for the record of the job that it had been running for so long.
+
+    `last_lines`: the end of its standard error, with the stack that faulthandler has written there if it could.
+    """
+    how = f"exited with code {end.code}" if end.signal is None else f"was killed by {_signal_name(end.signal)}"
+    facts = f"its worker {how} after {seconds:.1f} s of this job; its memory was at most {end.max_rss / 2**20:.0f} MiB"
+    return f"{facts}\nits last words:\n{last_lines}" if last_lines else facts
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _has_only_failed(unit: Unit) -> bool:

@@ -80,6 +80,7 @@ class FakeCrew:
         self.asked_to_stop = 0
         self.starts = 0
         self.told: list[int] = []
+        self.wrote: dict[int, str] = {}
         self._clock = clock
         self._words: list[tuple[Slot, Message]] = []
         self._number = 0
@@ -196,6 +197,12 @@ class FakeCrew:
                 self._words = [each for each in self._words if each[0] is not worker.slot]
                 ended.append((worker.slot, worker.end, cast("RowView", worker.view), words))
         return ended
+
+    def next(self, now: float) -> float | None:
+        return None
+
+    def last_lines(self, slot: Slot) -> str:
+        return self.wrote.get(slot.index, "")
 
     def close(self) -> None:
         self.workers.clear()

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from workerpool.stream.stderr import KEPT_BYTES, StderrTap
+from workerpool import handlers
+from workerpool.stream.stderr import TOLD_BYTES, StderrTap
 
 
 @pytest.fixture
@@ -52,7 +53,29 @@ def test_only_the_end_is_kept_from_a_whole_line_on(tap: StderrTap) -> None:
     kept = tap.last_lines().splitlines()
     assert kept[-1] == "line 000299"
     assert all(len(line) == len("line 000299") for line in kept)
-    assert len(tap.last_lines()) <= KEPT_BYTES
+    assert len(tap.last_lines()) <= TOLD_BYTES
+
+
+def test_a_stack_is_told_without_the_frames_below_the_handler(tap: StderrTap) -> None:
+    stack = f"""\
+Fatal Python error: Segmentation fault
+
+Current thread 0x0001 (most recent call first):
+  File "/home/me/tasks.py", line 3 in deep
+  File "/home/me/tasks.py", line 9 in encode
+  File "{handlers.__file__}", line 85 in _invoke
+  File "/elsewhere/loop.py", line 1 in serve
+
+Extension modules: none
+"""
+    os.write(tap.writer, stack.encode())
+    tap.pump()
+    assert tap.last_lines().splitlines()[3:] == [
+        '  File "/home/me/tasks.py", line 3 in deep',
+        '  File "/home/me/tasks.py", line 9 in encode',
+        "",
+        "Extension modules: none",
+    ]
 
 
 def test_a_reader_that_does_not_read_does_not_block_the_loop(tap: StderrTap, ends: tuple[int, int]) -> None:
