@@ -6,11 +6,15 @@ that found less than it asked for.
 
 from __future__ import annotations
 
+import logging
 import selectors
 from collections.abc import Set
 
 from queuekit.contract import Watcher
-from workerpool.stream.desk import Desk
+from workerpool.stream.desk import STORE_ERRORS, Desk
+from workerpool.stream.trouble import Trouble
+
+_log = logging.getLogger("workerpool.stream")
 
 
 class Arrivals:
@@ -21,6 +25,7 @@ class Arrivals:
         self._desk = desk
         self._selector = selector
         self._watcher: Watcher | None = None
+        self._trouble = Trouble("watching for arrivals", _log)
         self._read_at = 0.0
 
     def open(self, now: float) -> None:
@@ -47,9 +52,18 @@ class Arrivals:
             self._read_at = now
             self._note(watcher.read())
 
-    def check(self) -> None:
+    def check(self, now: float) -> None:
         """See whether it is still the right place that is watched; to be called with each heartbeat."""
-        if self._watcher is not None and not self._watcher.check():
+        if self._watcher is None:
+            return
+        try:
+            same = self._watcher.check()
+        except STORE_ERRORS as error:
+            self._trouble.met(error, now)
+            same = False
+        else:
+            self._trouble.over(now)
+        if not same:
             self.look_again()
 
     def next(self, now: float) -> float | None:  # noqa: ARG002

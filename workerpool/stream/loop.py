@@ -216,7 +216,7 @@ class Stream:
         if won:
             self._desk.taken_over = False
             self._housekeeping.began(now)
-        self._arrivals.check()
+        self._arrivals.check(now)
         self._words.lease()
 
     def _next_beat(self) -> float | None:
