@@ -16,7 +16,7 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the counters are 
 
 
 def watch_idleness(estate: Estate, seconds: float) -> None:
-    """Over a window with nothing to do: at most one tick of CPU and one wakeup a second for each process."""
+    """Over a window with nothing to do: no more CPU than a heartbeat takes, one wakeup a second for each process."""
     pool = estate.start()
     until(pool.is_working(*STREAMS), "the pool")
     warm = [estate.send(stream) for stream in STREAMS]
@@ -26,11 +26,11 @@ def watch_idleness(estate: Estate, seconds: float) -> None:
     pids = pool.tree()
     before = {pid: (cpu_ticks(pid), wakeups(pid)) for pid in pids}
     end = time.monotonic() + seconds
-    time.sleep(max(0.0, end - time.monotonic()))
+    until(lambda: time.monotonic() > end, "the window", patience=seconds + 5)
     spent = {pid: (cpu_ticks(pid) - ticks, wakeups(pid) - woken) for pid, (ticks, woken) in before.items()}
     print(f"in {seconds:g} s, (ticks, wakeups) per process: {spent}")
     assert len(pids) == 1 + 2 * len(STREAMS)
-    assert max(ticks for ticks, _ in spent.values()) <= 1
+    assert max(ticks for ticks, _ in spent.values()) <= 1 + seconds / 30  # 0.03 %: the heartbeats
     assert max(woken for _, woken in spent.values()) <= seconds + 1
     assert sorted(pool.tree()) == sorted(pids)
     delays = [start_delay(estate) for _ in range(20)]
