@@ -30,7 +30,7 @@ from workerpool.board import Board, Kind, RowView, find_boards
 PATIENCE = 30.0
 """How long a fact may let wait for itself before a test gives up, in seconds. Nothing that is right takes it."""
 _OVER_MODES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-_PR_CAPBSET_DROP = 24
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
 _libc = ctypes.CDLL(None)
 _HERE = Path(__file__).parent
 _MARK = "ACTING_MARK"
@@ -294,7 +294,7 @@ class Pool:
                 stderr=subprocess.STDOUT,
                 env=estate.environment(),
                 cwd=estate.folder,
-                preexec_fn=be_ordinary,  # noqa: PLW1509  no thread of this process holds a lock that it needs
+                preexec_fn=prepare,  # noqa: PLW1509  no thread of this process holds a lock that it needs
                 start_new_session=True,
             )
 
@@ -375,9 +375,12 @@ class Pool:
         return self.wait(patience)
 
 
-def be_ordinary() -> None:
-    """Let the modes of files and folders hold for what is executed next, although it may be root."""
-    for capability in _OVER_MODES if os.getuid() == 0 and sys.platform == "linux" else ():
+def prepare() -> None:
+    """For what is executed next: it ends with its test, and the modes of files hold for it although it may be root."""
+    if sys.platform != "linux":
+        return
+    assert _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    for capability in _OVER_MODES if os.getuid() == 0 else ():
         assert _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
