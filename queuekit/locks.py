@@ -266,7 +266,8 @@ def _is_at(fd: int, path: str) -> bool:
         return False
 
 
-def _close_in_child() -> None:
+def forget_all() -> None:
+    """Close every lock of this process: for a forked child, which only has its parent's, and for tests."""
     for lock in _open_locks:
         lock.forget()
     for fd, _ in _held_alive.values():
@@ -278,4 +279,4 @@ _open_locks: weakref.WeakSet[StreamLock] = weakref.WeakSet()
 _held_alive: dict[str, tuple[int, int]] = {}
 _held_guard = threading.Lock()
 os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_held_guard.release)
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=forget_all)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -26,7 +25,7 @@ from workerpool.cli.store import open_queue, store_folder
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.errors import ConfigError
 from workerpool.handlers import HandlerError, load_handler
-from workerpool.process import Child, kill_group, spawn
+from workerpool.process import Child, kill_group, spawn, wait_readable
 from workerpool.units import format_duration, format_size
 
 IMPORT_SECONDS = 60.0
@@ -181,7 +180,7 @@ def _hear(reader: int, seconds: float) -> str | None:
     """What the child says in one line; None when it ends or the time does before."""
     heard, deadline = b"", time.monotonic() + seconds
     while not heard.endswith(b"\n"):
-        readable, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        readable = wait_readable(reader, deadline - time.monotonic())
         data = os.read(reader, 65536) if readable else b""
         if not data:
             return None

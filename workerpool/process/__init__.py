@@ -10,6 +10,7 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `reap` | `reap` and `Exit`: who ended, and how |
 | `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
+| `wait` | `wait_readable`, `wait_writable`: for one descriptor |
 | `channel` | `Channel`: framed messages between a stream process and its worker |
 """
 
@@ -20,6 +21,7 @@ from workerpool.process.parent import become_subreaper, parent_is_alive
 from workerpool.process.reap import Exit, reap
 from workerpool.process.signals import SignalPipe
 from workerpool.process.spawn import Child, spawn
+from workerpool.process.wait import wait_readable, wait_writable
 
 __all__ = [
     "Channel",
@@ -40,4 +42,6 @@ __all__ = [
     "reap",
     "spawn",
     "start_identity",
+    "wait_readable",
+    "wait_writable",
 ]

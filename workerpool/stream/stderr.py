@@ -7,10 +7,10 @@ manager), nothing more is read from the worker, so that it waits as if it wrote 
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Iterable, Iterator
 
 from workerpool import handlers
+from workerpool.process import wait_writable
 
 KEPT_BYTES = 16384
 TOLD_BYTES = 2048
@@ -59,7 +59,7 @@ class StderrTap:
     def _push(self) -> bool:
         """Write what waits; whether nothing waits any more."""
         while self._pending:
-            if not select.select([], [self._target], [], 0)[1]:
+            if not wait_writable(self._target, 0):
                 return False
             try:
                 written = os.write(self._target, self._pending)

@@ -7,10 +7,10 @@ and of the last question that it saw; the master puts these together.
 from __future__ import annotations
 
 import logging
-import select
 import time
 from collections.abc import Callable
 
+from workerpool.process import wait_writable
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.trouble import Trouble
 
@@ -70,7 +70,7 @@ class Words:
         master = self._desk.master
         master.flush()
         while master.wants_write and (left := deadline - time.monotonic()) > 0:
-            select.select([], [master], [], left)
+            wait_writable(master, left)
             master.flush()
 
     def _counts(self) -> None:
