@@ -10,7 +10,13 @@ import os
 
 
 class QueueError(Exception):
-    """Root of all errors of this package; catch it to catch them all."""
+    """Root of all errors of this package; catch it to catch them all.
+
+    The message is always valid Unicode, also when it names a file whose name is not: it can be logged and sent on.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message.encode(errors="backslashreplace").decode())
 
 
 class DirectoryCreationFailed(QueueError):

@@ -24,7 +24,7 @@ def _no_lease_outlives_its_test() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    return refuse_skip((yield))
+    return printable(refuse_skip((yield)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,4 +37,10 @@ def refuse_skip(report: Any) -> Any:
     if os.environ.get("REQUIRE_ALL") == "1" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped although REQUIRE_ALL=1: {report.longrepr}"
+    return report
+
+
+def printable(report: pytest.TestReport) -> pytest.TestReport:
+    """The report with captured output that can be sent to another process: some tests handle names that are no text."""
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report

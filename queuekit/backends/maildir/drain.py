@@ -323,7 +323,7 @@ class Drainer:
         with mount.lock(stream), contextlib.suppress(FileNotFoundError):
             if mount.exists(mount.cur, name):
                 mount.ops.unlink(mount.new, name)
-                _log.info("dropped a second copy of %s, which is in flight", name)
+                _log.info("dropped a second copy of %r, which is in flight", name)
 
 
 def _as_queue_error(name: str, error: QueueError | OSError) -> QueueError:

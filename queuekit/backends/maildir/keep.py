@@ -199,7 +199,7 @@ class Keeper:
         except FileNotFoundError:
             return None
         except DecodingFailed:
-            _log.warning("the intent of a retry, %s, cannot be read: it stays as it is", name)
+            _log.warning("the intent of a retry, %r, cannot be read: it stays as it is", name)
             return None
         return job_id if name.endswith(f"-{stream}-{job_id}") else None
 

@@ -369,9 +369,9 @@ class Mount:
             try:
                 if self.ops.stat(self.tmp, name).st_mtime < horizon:
                     self.ops.unlink(self.tmp, name)
-                    _log.info("removed %s, left over in tmp/", name)
+                    _log.info("removed %r, left over in tmp/", name)
             except OSError as error:
-                _log.debug("left %s in tmp/: %s", name, error)
+                _log.debug("left %r in tmp/: %s", name, error)
 
 
 def _check_ids(job: Job) -> None:
