@@ -18,7 +18,8 @@ from workerpool import logs
 from workerpool.board import Board, sweep
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.errors import ConfigError, Problem
-from workerpool.master.loop import Master, Workplace, rows_of
+from workerpool.master.desk import Workplace, rows_of
+from workerpool.master.loop import Master
 from workerpool.process import Channel
 from workerpool.reporting import Reports
 from workerpool.stream.process import Place, open_queue, stream_main

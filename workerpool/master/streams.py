@@ -1,0 +1,137 @@
+"""The stream processes: started when they are due, buried when they have ended, killed with all their workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+from collections.abc import Callable
+
+from workerpool.board import Kind
+from workerpool.config import StreamConfig
+from workerpool.master.desk import Desk, Member, rows_of
+from workerpool.master.state import StreamState
+from workerpool.process import Channel, Child, Exit, kill_group, kill_process, spawn
+
+_log = logging.getLogger("workerpool.master")
+
+
+class Streams:
+    """One process for each stream. `listen`: takes what a process has said."""
+
+    def __init__(self, desk: Desk, listen: Callable[[Member], None]) -> None:
+        self._desk = desk
+        self._listen = listen
+        self._next_row = 1
+
+    def has_room_for(self, config: StreamConfig) -> bool:
+        """Whether the board has rows for one more stream."""
+        return self._next_row + rows_of(config) <= self._desk.place.board.header.rows
+
+    def add(self, config: StreamConfig) -> None:
+        """Work this stream too, from the next `act` on."""
+        rows = rows_of(config)
+        self._desk.members[config.name] = Member(config, StreamState(config.name), self._next_row, rows)
+        self._next_row += rows
+
+    # -- starting
+
+    def act(self, now: float) -> None:
+        """Start what is due."""
+        if self._desk.is_ending:
+            return
+        for member in self._desk.members.values():
+            if member.child is None and member.state.to_start(now):
+                self._start(member, now)
+
+    def next(self) -> float | None:
+        """When the next one is due."""
+        if self._desk.is_ending:
+            return None
+        waiting = (m.state for m in self._desk.members.values() if m.child is None and not m.state.dismissed)
+        return min((state.start_at for state in waiting), default=None)
+
+    def _start(self, member: Member, now: float) -> None:
+        try:
+            member.child, member.channel = self._fork(member)
+        except OSError as error:
+            _log.error("cannot start stream %s: %s", member.config.name, error.strerror)
+            member.state.died(now)
+            return
+        member.state.began(now)
+        self._desk.selector.register(member.channel, selectors.EVENT_READ)
+        if self._desk.quiet:
+            member.channel.send({"t": "quiet", "on": True})
+
+    def _fork(self, member: Member) -> tuple[Child, Channel]:
+        ours, theirs = Channel.pair()
+        config, place = member.config, self._desk.place
+        try:
+            child = spawn(
+                lambda: place.be_stream(config, theirs, member.first_row, member.rows),
+                name=config.name,
+                own_group=False,
+                ignore_int=True,
+                keep=(theirs.fileno(), *place.keep),
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return child, ours
+
+    # -- ending
+
+    def bury(self, member: Member, end: Exit, now: float) -> None:
+        """A stream process is gone: its last words, its workers, its next start."""
+        self._listen(member)
+        self._forget(member)
+        self._kill_workers_of(member)
+        if self._desk.is_ending:
+            member.state.ended(now)
+        elif member.state.told_to_end:
+            member.state.ended(now)
+            _log.info("stream %s has ended", member.config.name)
+        else:
+            member.state.died(now)
+            how = (
+                f"killed by {signal.Signals(end.signal).name}" if end.signal is not None else f"exited with {end.code}"
+            )
+            wait = max(0.0, member.state.start_at - now)
+            _log.error("stream %s %s; started again in %.1f s", member.config.name, how, wait)
+
+    def _forget(self, member: Member) -> None:
+        if member.channel is not None:
+            if not member.channel.eof:
+                self._desk.selector.unregister(member.channel)
+            member.channel.close()
+        member.child, member.channel = None, None
+        member.base = member.counts
+        member.done = member.blocked = member.retried = 0
+
+    def kill_all(self) -> None:
+        """Kill every stream process and its workers."""
+        for member in self._desk.members.values():
+            if member.child is not None:
+                kill_process(member.child.pid, member.child.start, signal.SIGKILL)
+                self._kill_workers_of(member)
+
+    def _kill_workers_of(self, member: Member) -> None:
+        for index in range(member.first_row + 1, member.first_row + member.rows):
+            row = self._desk.place.board.view(index)
+            if row.kind is Kind.WORKER and row.state != "ended" and row.pid != os.getpid():
+                kill_group(row.pid, row.start, signal.SIGKILL, session=row.session)
+
+    def show_stacks(self) -> None:
+        """Every process prints its own; one that is not on the board yet is not set up, and would die of the signal."""
+        for member in self._desk.members.values():
+            child, row = member.child, self._desk.place.board.view(member.first_row)
+            if child is not None and (row.pid, row.start) == (child.pid, child.start):
+                kill_process(child.pid, child.start, signal.SIGUSR2)
+        self._desk.tell({"t": "stacks"})
+
+
+def _how(end: Exit) -> str:
+    return f"exited with {end.code}" if end.signal is None else f"killed by {signal.Signals(end.signal).name}"
