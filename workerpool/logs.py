@@ -4,8 +4,9 @@
 
     14:05:44 info encode-1 hello, world
 
-and JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras, and
-`exception`. A record is written by one `os.write` to a descriptor in append mode, without a buffer that a fork could
+with `job ID:` before the message where the record has a `job_id`, as those of `ctx.logger` do (what comes before it
+names the stream). JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras,
+and `exception`. A record is written by one `os.write` to a descriptor in append mode, without a buffer that a fork could
 double or a lock that it could leave locked. What was logged cannot forge a line: control characters are escaped, and
 the lines of a traceback are indented.
 
@@ -16,6 +17,7 @@ written, lines go to standard error. Logging never raises into whoever logs.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import logging
@@ -48,11 +50,27 @@ def configure(config: LogConfig, process_name: str) -> None:
     logging.captureWarnings(True)
 
 
+def settled(config: LogConfig) -> LogConfig:
+    """The same with `auto` decided by this process's standard error: for a child whose own is a pipe to it."""
+    return config if config.format is not LogFormat.AUTO else dataclasses.replace(config, format=_form(config))
+
+
 def reopen() -> None:
     """Open the log file anew with the next line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
             handler.reopen()
+
+
+def announce(logger: logging.Logger, text: str) -> None:
+    """Log a warning that answers somebody: a terminal gets it also when the log goes elsewhere, or leaves it out."""
+    logger.warning("%s", text)
+    if os.isatty(_STDERR) and not (logger.isEnabledFor(logging.WARNING) and _is_logged_to_stderr()):
+        _write(_STDERR, f"{one_line(text)}\n".encode(errors="backslashreplace"))
+
+
+def _is_logged_to_stderr() -> bool:
+    return any(isinstance(each, LineHandler) and each.is_stderr for each in logging.getLogger().handlers)
 
 
 def one_line(text: str) -> str:
@@ -68,6 +86,11 @@ class LineHandler(logging.Handler):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._file = _File(path) if path else None
+
+    @property
+    def is_stderr(self) -> bool:
+        """Whether it writes to standard error, and to no file."""
+        return self._file is None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write it; whatever goes wrong is said in the line itself, or lost."""
@@ -169,10 +192,13 @@ def _write(fd: int, data: bytes) -> bool:
 
 
 def _formatter(config: LogConfig, process_name: str) -> logging.Formatter:
-    text = config.format is LogFormat.TEXT
-    if config.format is LogFormat.AUTO:
-        text = not config.file and os.isatty(_STDERR)
-    return _TextFormatter(process_name) if text else _json_formatter(process_name)
+    return _TextFormatter(process_name) if _form(config) is LogFormat.TEXT else _json_formatter(process_name)
+
+
+def _form(config: LogConfig) -> LogFormat:
+    if config.format is not LogFormat.AUTO:
+        return config.format
+    return LogFormat.TEXT if not config.file and os.isatty(_STDERR) else LogFormat.JSON
 
 
 class _TextFormatter(logging.Formatter):
@@ -184,7 +210,9 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        lines = [f"{clock} {record.levelname.lower()} {self._process} {one_line(record.getMessage())}"]
+        job = record.__dict__.get("job_id")
+        about = f"job {one_line(str(job))}: " if job else ""
+        lines = [f"{clock} {record.levelname.lower()} {self._process} {about}{one_line(record.getMessage())}"]
         if record.exc_info:
             lines += [f"    {one_line(line)}" for line in self.formatException(record.exc_info).split("\n")]
         if record.stack_info:

@@ -17,7 +17,7 @@ from queuekit.contract import Lease
 from queuekit.job import Delivery
 from queuekit.wire import encode_job
 from workerpool.board import Row, RowView
-from workerpool.config import StreamConfig
+from workerpool.config import LogConfig, StreamConfig
 from workerpool.process import (
     Channel,
     ChannelError,
@@ -64,12 +64,14 @@ class Crew:
         *,
         handler_path: Sequence[str],
         max_job_bytes: int,
+        log: LogConfig | None = None,
         keep: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._selector = selector
         self._rows = rows
         self._handler_path = tuple(handler_path)
         self._max_job_bytes = max_job_bytes
+        self._log = log
         self._keep = keep
         self._members: dict[int, _Member] = {}
         self._last_lines: dict[int, str] = {}
@@ -97,6 +99,7 @@ class Crew:
             soft_timeout=config.soft_timeout,
             timeout=config.timeout,
             max_job_bytes=self._max_job_bytes,
+            log=self._log,
         )
         row = self._rows[slot.index]
         row.recall(0)
@@ -223,6 +226,11 @@ class Crew:
         for member in self._members.values():
             kill_process(member.child.pid, member.child.start, signal_number)
 
+    def ask_where(self, slot: Slot) -> None:
+        """Have a worker write the stacks of its threads to its standard error, if it still can."""
+        child = self._members[slot.index].child
+        kill_process(child.pid, child.start, signal.SIGUSR2)
+
     # -- ending
 
     def kill(self, slot: Slot) -> None:
@@ -294,8 +302,10 @@ class Crew:
 
 
 def _be_worker(channel: Channel, row: Row, settings: WorkerSettings, stderr: StderrTap) -> int:
-    """In the child: standard error into the tap, with the stack of what kills it, then the worker itself."""
+    """In the child: standard error into the tap, with the stack of what kills it, or when asked; then the worker."""
     os.dup2(stderr.writer, 2)
     stderr.close_writer()
     faulthandler.enable()
+    faulthandler.unregister(signal.SIGUSR2)  # the stream's
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     return worker_main(channel, row, settings)

@@ -168,6 +168,9 @@ class Inline:
     def tell(self, signal_number: int) -> None:
         """There is nobody to tell."""
 
+    def ask_where(self, slot: Slot) -> None:
+        """Nothing runs while anybody could ask."""
+
     def ask_to_stop(self) -> None:
         """There is nobody to ask."""
 

@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from queuekit import Claimed, Completion, DecodingFailed, Job, JobNotFound, LeaseLost, QueueError, QueueKit, decode_job
 from queuekit.clock import now_ms
@@ -28,6 +29,8 @@ from workerpool.policy import Block, Decision, Reply, RetryAt, settle, settle_cr
 
 _log = logging.getLogger("workerpool.stream")
 _FOLLOW_UPS_AT_ONCE = 2000
+_RUNS_KEPT = 5
+_JOBS_KEPT = 10_000
 TURN_SECONDS = 0.5
 
 
@@ -48,11 +51,15 @@ class Counts:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Settlement:
-    """One job with its decision; `submitted`: follow-ups that are not durable yet."""
+    """One job with its decision.
+
+    `submitted`: follow-ups that are not durable yet; `runs`: the failed ones that this process has seen, for people.
+    """
 
     claimed: Claimed
     decision: Decision
     submitted: list[Job]
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 class Journey:
@@ -74,25 +81,46 @@ class Journey:
         self._rand = rand
         self._clock = clock
         self._open: list[_Settlement] = []
+        self._failed_runs: dict[str, list[dict[str, Any]]] = {}
 
     @property
     def waiting(self) -> int:
         """How many jobs have a result that the store has not taken yet."""
         return len(self._open)
 
-    def ended(self, claimed: Claimed, result: Result) -> None:
-        """Note how a run ended; `carry_out` brings it to the store."""
+    def ended(self, claimed: Claimed, result: Result, halved_from: int = 0) -> None:
+        """Note how a run ended; `carry_out` brings it to the store.
+
+        `halved_from`: how many jobs the batch had that failed as a whole and was halved down to this run.
+        """
         try:
             submitted = [decode_job(data) for data in result.submitted]
         except DecodingFailed as error:
             result, submitted = Result.failed(f"a follow-up job cannot be read: {error}"), []
-        self._open.append(_Settlement(claimed, self._decide(claimed, result), submitted))
+        self._note(claimed, self._decide(claimed, result), submitted, result.run_seconds, halved_from)
 
-    def crashed(self, claimed: Claimed, error: str) -> None:
-        """Note that the job's worker died while it ran."""
+    def crashed(self, claimed: Claimed, error: str, halved_from: int = 0) -> None:
+        """Note that the job's worker died while it ran; `halved_from` as in `ended`."""
         self.counts.crashes += 1
         decision = settle_crash(Delivery.of(claimed.job), error, self.config, now_ms(), self._rand())
-        self._open.append(_Settlement(claimed, decision, []))
+        self._note(claimed, decision, [], None, halved_from)
+
+    def _note(
+        self, claimed: Claimed, decision: Decision, submitted: list[Job], seconds: float | None, halved_from: int
+    ) -> None:
+        """Open the job's settlement, with what is known of its failed runs; a retry's are kept for its next end."""
+        before = Delivery.of(claimed.job).attempt
+        runs = [run for run in self._failed_runs.pop(claimed.job.id, []) if run["run"] <= before]
+        if not isinstance(decision, Reply):
+            run: dict[str, Any] = {"run": before + 1, "ended_ms": now_ms()}
+            run |= {} if seconds is None else {"seconds": round(seconds, 3)}
+            run |= {"halved_from": halved_from} if halved_from else {}
+            runs = [*runs, run][-_RUNS_KEPT:]
+        if isinstance(decision, RetryAt):
+            self._failed_runs[claimed.job.id] = runs
+            if len(self._failed_runs) > _JOBS_KEPT:
+                del self._failed_runs[next(iter(self._failed_runs))]
+        self._open.append(_Settlement(claimed, decision, submitted, runs))
 
     def forget(self) -> None:
         """The lease is lost: every claim is somebody else's, and so is what becomes of it."""
@@ -251,7 +279,7 @@ def _is_final(error: QueueError) -> bool:
 def _completion(settlement: _Settlement) -> Completion:
     job, decision = settlement.claimed.job, settlement.decision
     if isinstance(decision, Block):
-        return Completion(job.id, ObservationStatus.BLOCKED, (), decision.dossier())
+        return Completion(job.id, ObservationStatus.BLOCKED, (), decision.dossier() | {"runs": settlement.runs})
     if isinstance(decision, Reply):
         return Completion(job.id, decision.status, decision.artifacts)
     raise AssertionError(decision)

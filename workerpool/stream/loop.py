@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 import selectors
 import signal
 import time
@@ -248,7 +249,9 @@ class Stream:
             except OSError as error:
                 self._starting.met(error, now)
                 return
-            slot.began(now, desk.roster.generation, batched=desk.roster.batched)
+            roster = desk.roster
+            most = roster.most_jobs(random.random())  # noqa: S311  no secret
+            slot.began(now, roster.generation, batched=roster.batched, most_jobs=most)
             self._starting.over(now)
         self._retire(desk.roster.to_retire())
 
@@ -272,16 +275,17 @@ class Stream:
         """A worker is gone: what it had goes back, but for what it was running."""
         timed_out = self._limits.ended(slot)
         self._calling_back.forget(slot)
-        blameless = slot.state is SlotState.RETIRING or timed_out is not None
+        blameless = slot.state is SlotState.RETIRING or timed_out
         left = slot.exited(now, blameless=blameless)
         self._desk.row.add(crashes=not blameless and end.code != EXIT_BAD_HANDLER)
-        how = describe(end, max(0.0, now - row.since_ns / 1e9), self._desk.crew.last_lines(slot))
+        last_lines = self._desk.crew.last_lines(slot)
+        how = describe(end, max(0.0, now - row.since_ns / 1e9), last_lines)
         for unit in reversed(left):  # each that goes back goes before those that went back already
             ran = row.runs(unit.job_ids[0])
-            if timed_out is None:
-                self._unit_ends.worker_died(unit, ran=ran, how=how)
+            if timed_out:
+                self._unit_ends.timed_out(unit, limit=self._desk.config.timeout, last_lines=last_lines)
             else:
-                self._unit_ends.timed_out(unit, ran=ran, job_id=timed_out, limit=self._desk.config.timeout)
+                self._unit_ends.worker_died(unit, ran=ran, how=how)
 
     # -- settling
 

@@ -59,6 +59,7 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
                 worker_rows,
                 handler_path=pool.handlers.path,
                 max_job_bytes=pool.store.max_job_bytes,
+                log=logs.settled(pool.log),
                 keep=lambda: place.keep,
             )
         return Inline(

@@ -46,13 +46,17 @@ class SlotState(enum.Enum):
 class Unit:
     """Jobs that run together.
 
-    `number`: given when it is sent to a worker; `results`: of the jobs that have ended; `closed`: no job may be added.
+    `number`: given when it is sent to a worker; `results`: of the jobs that have ended; `closed`: no job may be added;
+    `overdue`: its run took too long, and nothing that comes of it counts any more; `halved_from`: of how many jobs the
+    batch was that failed and from which it was halved, 0 = of none.
     """
 
     claims: list[Claimed]
     number: int = 0
     results: dict[str, Result] = dataclasses.field(default_factory=dict)
     closed: bool = False
+    overdue: bool = False
+    halved_from: int = 0
 
     @property
     def job_ids(self) -> list[str]:
@@ -62,7 +66,8 @@ class Unit:
     def halves(self) -> list[Unit]:
         """Two units of half the jobs each, to find the one that makes all fail."""
         middle = (len(self.claims) + 1) // 2
-        return [Unit(self.claims[:middle], closed=True), Unit(self.claims[middle:], closed=True)]
+        whole = self.halved_from or len(self.claims)
+        return [Unit(half, closed=True, halved_from=whole) for half in (self.claims[:middle], self.claims[middle:])]
 
     def portions(self, size: int) -> list[Unit]:
         """Itself, or what it holds in units of `size` jobs when there are more."""
@@ -81,7 +86,8 @@ class Slot:
     """The place of one worker. `index`: its number from 0; `generation`: of the configuration it was started with.
 
     `batched`: whether its worker takes batches; `ever_ready`: whether the last one became ready; `first_rss`: the bytes
-    it had resident after its first job; `outgrown`: it has grown by more than is allowed; `long`: its run takes long.
+    it had resident after its first job; `outgrown`: it has grown by more than is allowed; `long`: its run takes long;
+    `most_jobs`: how many jobs its worker may run in its life, 0 = any number.
     """
 
     index: int
@@ -96,6 +102,7 @@ class Slot:
     ever_ready: bool = False
     ready_at: float = 0.0
     ran: int = 0
+    most_jobs: int = 0
     first_rss: int = 0
     outgrown: bool = False
     long: bool = False
@@ -121,6 +128,10 @@ class Slot:
         unit.closed = True
         self.units.append(unit)
 
+    def unit_of(self, job_id: str) -> Unit | None:
+        """The first unit that has this job and waits for its result; None when none does."""
+        return next((unit for unit in self.units if job_id in unit.job_ids and job_id not in unit.results), None)
+
     def behind(self, job_id: str) -> list[Unit]:
         """The units behind the one that has this job; none when none has it."""
         for place, unit in enumerate(self.units):
@@ -136,9 +147,10 @@ class Slot:
         mean = self.mean_seconds
         self.mean_seconds = seconds if mean is None else mean + _SMOOTHING * (seconds - mean)
 
-    def began(self, now: float, generation: int, *, batched: bool) -> None:
+    def began(self, now: float, generation: int, *, batched: bool, most_jobs: int = 0) -> None:
         """A worker was started in it."""
         self.state, self.started, self.generation, self.batched = SlotState.STARTING, now, generation, batched
+        self.most_jobs = most_jobs
 
     def became_ready(self, now: float) -> None:
         """The handler is imported; a worker that was told to go meanwhile is not ready for anything."""
@@ -193,6 +205,13 @@ class Roster:
         waiting, self.waiting = self.waiting, deque()
         self.first(waiting)
 
+    def most_jobs(self, rand: float) -> int:
+        """How many jobs the next worker may run: `max_jobs`, or where there are several workers up to a fifth less, so
+        that those which started together are not replaced together. `rand`: a random number in [0, 1).
+        """
+        spread = self.max_jobs // 5 if self.wanted > 1 else 0
+        return self.max_jobs - int(rand * (spread + 1))
+
     def to_start(self, now: float) -> list[Slot]:
         """Slots whose worker is to be started now."""
         return [slot for slot in self.slots[: self.wanted] if slot.state is SlotState.EMPTY and slot.start_at <= now]
@@ -223,7 +242,7 @@ class Roster:
         return slot.generation < self.generation or slot.outgrown
 
     def _has_run_all(self, slot: Slot) -> bool:
-        return slot.state is SlotState.READY and not slot.units and 0 < self.max_jobs <= slot.ran
+        return slot.state is SlotState.READY and not slot.units and 0 < slot.most_jobs <= slot.ran
 
     def look_at_runs(self, now: float) -> None:
         """Note whose run takes long: that worker gets nothing more, and what it has goes to others that can take it."""
@@ -235,7 +254,7 @@ class Roster:
         if slot.long:
             return 0
         window = slot.window(self.batched)
-        return min(window, max(0, self.max_jobs - slot.ran)) if self.max_jobs else window
+        return min(window, max(0, slot.most_jobs - slot.ran)) if slot.most_jobs else window
 
     def weigh(self, slot: Slot, rss: int, now: float) -> bool:
         """Note what a worker weighs between two jobs (bytes); it is to be replaced when it has outgrown `max_memory`.

@@ -14,6 +14,7 @@ from workerpool.process import wait_writable
 
 KEPT_BYTES = 16384
 TOLD_BYTES = 2048
+INNERMOST_FRAMES = 12
 _FRAME = '  File "'
 _CALLER = f'"{handlers.__file__}"'
 _CHUNK = 4096  # a pipe that is writable takes this much without blocking (PIPE_BUF)
@@ -85,9 +86,15 @@ class StderrTap:
 
 
 def _without_own_frames(lines: Iterable[str]) -> Iterator[str]:
-    """A stack without the frames from the one that called the handler on: they are the same in every stack."""
-    own = False
+    """A stack's innermost frames, without those from the one on that called the handler: every stack has them."""
+    own, frames = False, 0
     for line in lines:
-        own = line.startswith(_FRAME) and (own or _CALLER in line)
-        if not own:
+        is_frame = line.startswith(_FRAME)
+        own = is_frame and (own or _CALLER in line)
+        frames = frames + 1 if is_frame and not own else frames
+        if not is_frame or own:
+            if frames > INNERMOST_FRAMES:
+                yield f"  … and {frames - INNERMOST_FRAMES} more frames"
+            frames = 0
+        if not own and frames <= INNERMOST_FRAMES:
             yield line

@@ -28,8 +28,8 @@ class UnitEnds:
 
     def run_ended(self, slot: Slot, job_id: str, result: Result, now: float) -> None:
         """A worker says how one job's run ended."""
-        unit = next((unit for unit in slot.units if job_id in unit.job_ids and job_id not in unit.results), None)
-        if unit is None:
+        unit = slot.unit_of(job_id)
+        if unit is None or unit.overdue:
             _log.info("dropped the result of job %s: it was given up here before its worker ended it", job_id)
             return
         unit.results[job_id] = result
@@ -46,16 +46,21 @@ class UnitEnds:
     def _hand_on(self, unit: Unit) -> None:
         for claimed in unit.claims:
             if claimed.job.id in unit.results:
-                self._journey.ended(claimed, unit.results[claimed.job.id])
+                self._journey.ended(claimed, unit.results[claimed.job.id], unit.halved_from)
 
     def worker_died(self, unit: Unit, *, ran: bool, how: str) -> None:
         """Its worker is gone. `ran`: whether it was in this unit's run; `how`: what to say of it."""
-        self._lost(unit, ran, lambda claimed: self._journey.crashed(claimed, how))
+        self._lost(unit, ran, lambda claimed: self._journey.crashed(claimed, how, unit.halved_from))
 
-    def timed_out(self, unit: Unit, *, ran: bool, job_id: str, limit: float) -> None:
-        """Its worker was killed because the run of `job_id` took longer than `limit` seconds."""
-        failed = Result.failed(f"killed after {limit:g} s (timeout)", run_seconds=limit)
-        self._lost(unit, ran and job_id in unit.job_ids, lambda claimed: self._journey.ended(claimed, failed))
+    def timed_out(self, unit: Unit, *, limit: float, last_lines: str) -> None:
+        """Its worker was killed because a run took longer than `limit` seconds; whose that was is `unit.overdue`.
+
+        `last_lines`: the end of its standard error, with the stack that it was asked for.
+        """
+        reason = f"killed after {limit:g} s (timeout)"
+        error = f"{reason}\nwhere it was, and its last words:\n{last_lines}" if last_lines else reason
+        failed = Result.failed(error, run_seconds=limit)
+        self._lost(unit, unit.overdue, lambda claimed: self._journey.ended(claimed, failed, unit.halved_from))
 
     def _lost(self, unit: Unit, guilty: bool, charge: Callable[[Claimed], None]) -> None:
         if _has_only_failed(unit):
@@ -65,9 +70,9 @@ class UnitEnds:
         if not left:
             return
         if not guilty:
-            self._roster.first([Unit(left, closed=True)])
+            self._roster.first([Unit(left, closed=True, halved_from=unit.halved_from)])
         elif len(left) > 1:
-            self._roster.first(Unit(left).halves())
+            self._roster.first(Unit(left, halved_from=unit.halved_from).halves())
         else:
             charge(left[0])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from queuekit.completion import ArtifactRef
@@ -70,10 +70,10 @@ class JobContext:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry `job_id`, `stream` and `attempt`."""
+        """A logger whose records carry `job_id` (of a batch: its first job's), `stream` and `attempt`."""
         first = self._jobs[0]
         facts = {"job_id": first.id, "stream": first.stream_id, "attempt": self.attempt}
-        return logging.LoggerAdapter(logging.getLogger(_LOGGERS + first.stream_id), facts)
+        return _JobLogger(logging.getLogger(_LOGGERS + first.stream_id), facts)
 
     def progress(self, done: int, total: int) -> None:
         """Say how far the run is, in any unit; shown by `status`. Costs about a microsecond."""
@@ -129,6 +129,14 @@ class JobContext:
         if all(chosen.id != mine.id for mine in self._jobs):
             raise ValueError(f"the job {chosen.id} is not one of this run's")
         return self._handed.setdefault(chosen.id, Handed())
+
+
+class _JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds a run's facts to each record, beside what the handler gives as `extra`."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
 
 
 def follow_up(parent: Job, index: int, stream: str) -> Job:

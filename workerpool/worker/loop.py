@@ -26,7 +26,9 @@ import psutil
 
 from queuekit.errors import DecodingFailed
 from queuekit.wire import decode_job
+from workerpool import logs
 from workerpool.board import Kind, Row
+from workerpool.config import LogConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import Result, ResultKind
 from workerpool.process import become_subreaper, end_left_overs
@@ -46,7 +48,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker needs to know. `handler_path`: absolute folders; timeouts in seconds, 0 = none."""
+    """What a worker needs to know. `handler_path`: absolute folders; timeouts in seconds, 0 = none; `log`: None = as it
+    is."""
 
     stream: str
     name: str
@@ -56,11 +59,14 @@ class WorkerSettings:
     soft_timeout: float = 0.0
     timeout: float = 0.0
     max_job_bytes: int = 64 * 2**20
+    log: LogConfig | None = None
 
 
 def worker_main(channel: Channel, row: Row, settings: WorkerSettings) -> int:
     """Be a worker until told to stop; returns the exit code. To be the target of `spawn` (main thread of a fork)."""
     stop = _StopFlag()
+    if settings.log is not None:
+        logs.configure(settings.log, settings.name)
     row.take(kind=Kind.WORKER, stream=settings.stream, name=settings.name)
     signal.signal(signal.SIGTERM, stop.note)
     signal.signal(signal.SIGINT, _ignore)

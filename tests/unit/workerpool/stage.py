@@ -80,6 +80,7 @@ class FakeCrew:
         self.asked_to_stop = 0
         self.starts = 0
         self.told: list[int] = []
+        self.asked: list[int] = []
         self.wrote: dict[int, str] = {}
         self._clock = clock
         self._words: list[tuple[Slot, Message]] = []
@@ -180,6 +181,9 @@ class FakeCrew:
 
     def tell(self, signal_number: int) -> None:
         self.told.append(signal_number)
+
+    def ask_where(self, slot: Slot) -> None:
+        self.asked.append(slot.index)
 
     def kill(self, slot: Slot) -> None:
         self.die(slot.index, signal=9)

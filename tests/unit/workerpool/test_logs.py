@@ -211,3 +211,18 @@ def test_auto_is_json_where_no_terminal_is(capfd: pytest.CaptureFixture[str]) ->
     configure("", "auto")
     LOG.info("hello")
     assert json.loads(capfd.readouterr().err)["message"] == "hello"
+
+
+def test_a_line_about_a_job_names_it(file: Path) -> None:
+    configure(file)
+    LOG.info("half of it", extra={"job_id": "j\n1", "stream": "encode"})
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info encode-1 job j\\n1: half of it\n", file.read_text())
+
+
+def test_auto_is_settled_where_standard_error_is_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = LogConfig(format=LogFormat.AUTO, level=LogLevel.DEBUG, file="")
+    for terminal, form in ((True, LogFormat.TEXT), (False, LogFormat.JSON)):
+        monkeypatch.setattr(os, "isatty", lambda fd, answer=terminal: answer)
+        assert logs.settled(auto) == LogConfig(format=form, level=LogLevel.DEBUG, file="")
+        chosen = LogConfig(format=LogFormat.TEXT, level=LogLevel.INFO, file="/x")
+        assert logs.settled(chosen) is chosen

@@ -116,3 +116,13 @@ def test_bytes_that_are_no_text_are_shown_escaped(tap: StderrTap) -> None:
 
 def test_descriptors_do_not_leak_into_programs(tap: StderrTap) -> None:
     assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in (tap.fileno(), tap.writer))
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_told(tap: StderrTap) -> None:
+    frames = "".join(f'  File "/home/me/deep.py", line {number} in down\n' for number in range(40))
+    own = f'  File "{handlers.__file__}", line 85 in _invoke\n'
+    os.write(tap.writer, f"Current thread 0x0001 (most recent call first):\n{frames}{own}".encode())
+    tap.pump()
+    told = tap.last_lines().splitlines()
+    assert told[1] == '  File "/home/me/deep.py", line 0 in down'
+    assert told[12:] == ['  File "/home/me/deep.py", line 11 in down', "  … and 28 more frames"]

@@ -214,11 +214,43 @@ def test_a_run_that_takes_too_long_ends_with_its_worker_and_is_a_failed_one(stag
     it.settle()
     it.crew.run()
     it.after(5.1)
+    assert it.crew.asked == [0]
+    assert it.backend.tally("encode").retrying == 0
+    it.after(0.11)
     assert it.backend.tally("encode").retrying == 1
     assert it.crew.starts == 2
 
 
-def test_a_run_that_ended_just_before_its_kill_counts_and_the_next_one_is_not_blamed(stage):
+def test_the_record_of_a_timeout_tells_where_the_job_was(stage):
+    it = stage(timeout="5s", retries=0)
+    it.send("a")
+    it.open()
+    it.crew.run()
+    it.crew.wrote[0] = '  File "handlers.py", line 3 in encode'
+    it.after(5.1)
+    it.after(0.11)
+    error = it.backend.store.dossiers["a"]["error"]
+    assert error.splitlines()[0] == "killed after 5 s (timeout)"
+    assert 'File "handlers.py", line 3 in encode' in error
+
+
+def test_the_loop_wants_its_turn_when_an_overdue_worker_is_to_be_killed_and_not_before(stage):
+    it = stage(timeout="5s")
+    it.send("a")
+    it.open()
+    it.crew.run()
+    killed = []
+    it.crew.kill = killed.append
+    patience = it.after(5.1)
+    assert 0 < patience < 0.11
+    it.after(patience + 0.001)
+    assert [slot.index for slot in killed] == [0]
+    assert it.after(0.01) > 0.1
+    assert len(killed) == 1
+
+
+def test_what_an_overdue_run_still_says_does_not_count_and_the_next_one_is_not_blamed(stage):
+    """The question where it is may have ended the call that it hung in."""
     it = stage(timeout="5s", max_crashes=1, retries=0)
     it.send(*"abc")
     it.open()
@@ -234,7 +266,7 @@ def test_a_run_that_ended_just_before_its_kill_counts_and_the_next_one_is_not_bl
     it.turn()
     it.crew.become_ready()
     it.settle()
-    assert it.ended() == {"a": "done", "b": "done"}
+    assert it.ended() == {"a": "done", "b": "blocked"}
     assert it.with_worker() == [["c"]]
 
 

@@ -45,7 +45,7 @@ def roster(**values: Any) -> Roster:
 
 def start_all(made: Roster, now: float = 0.0) -> None:
     for slot in made.to_start(now):
-        slot.began(now, made.generation, batched=made.batched)
+        slot.began(now, made.generation, batched=made.batched, most_jobs=made.most_jobs(0.0))
         slot.became_ready(now)
 
 
@@ -453,6 +453,24 @@ def test_a_worker_is_replaced_after_its_last_allowed_job():
     slot.exited(1.0, blameless=True)
     start_all(made, 1.0)
     assert made.to_retire() is None
+
+
+def test_workers_that_started_together_may_run_different_numbers_of_jobs_and_none_more_than_max_jobs():
+    several, alone = roster(workers=4, max_jobs=100), roster(workers=1, max_jobs=100)
+    dice = [number / 100 for number in range(100)]
+    assert {several.most_jobs(rand) for rand in dice} == set(range(80, 101))
+    assert {alone.most_jobs(rand) for rand in dice} == {100}
+    assert {roster(workers=4).most_jobs(rand) for rand in dice} == {0}
+    assert min(roster(workers=4, max_jobs=1).most_jobs(rand) for rand in dice) == 1
+
+
+def test_each_worker_goes_after_its_own_number_of_jobs():
+    made = Roster(dataclasses.replace(CONFIG, workers=2, max_jobs=10))
+    for slot, rand in zip(made.slots, (0.0, 0.99), strict=True):
+        slot.began(0.0, 0, batched=False, most_jobs=made.most_jobs(rand))
+        slot.became_ready(0.0)
+        slot.ran = 8
+    assert made.to_retire() is made.slots[1]
 
 
 # -- memory
