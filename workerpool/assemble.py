@@ -23,6 +23,7 @@ from workerpool.master.loop import Master
 from workerpool.process import Channel
 from workerpool.reporting import Reports
 from workerpool.stream.process import Place, open_queue, stream_main
+from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
 _PRIVATE = ".workerpool"
@@ -74,6 +75,7 @@ def run(
         be_reporter=(lambda: reports.serve(config)) if reports.foreign else None,
         reload=None if reload is None else lambda: _narrowed(reload(), only),
         keep=reports.descriptors(),
+        notifier=Notifier(),
     )
     master = Master(_narrowed(config, only), streams, place, burst=burst, standby=standby)
     begun = time.monotonic()

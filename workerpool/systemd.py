@@ -19,12 +19,13 @@ class Notifier:
     """The way to the service manager that started this process, if one did.
 
     `environ`: where its variables are. Messages are sent without waiting; one that cannot be sent is dropped, for a
-    pool does not stop because nobody listens.
+    pool does not stop because nobody listens. `is_heard`: whether there is a manager at all.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         variables = os.environ if environ is None else environ
         self._address = _address(variables.get("NOTIFY_SOCKET", ""))
+        self.is_heard = bool(self._address)
         self.watchdog_interval = self._watchdog(variables)
 
     def _watchdog(self, environ: Mapping[str, str]) -> float | None:

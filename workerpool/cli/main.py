@@ -45,8 +45,11 @@ COMMANDS = {  # name: (module below workerpool.cli, what it does)
     "cancel": ("act", "End jobs that have not started, without running them."),
     "prune": ("act", "Remove the records of jobs that ended long ago."),
     "fsck": ("fsck", "Check the store's folder, and set right what may be."),
+    "pause": ("pause", "Claim nothing more of a stream, until it is resumed."),
+    "resume": ("pause", "Work a paused stream again."),
     "reload": ("steer", "Have this configuration's running pool read it anew."),
     "stop": ("steer", "Stop this configuration's running pool."),
+    "systemd": ("systemd", "Print a unit file for this configuration's pool."),
 }
 
 _EPILOG = """\b

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from queuekit import QueueKit
+from queuekit import BackendUnavailable, QueueKit
 from queuekit.clock import now_ms
+from workerpool import pauses
 from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.leases import Holder, holder_of, stopped_in_lock
@@ -30,7 +31,7 @@ def gather(config: PoolConfig, queue: QueueKit) -> Facts:
     configured = [stream.name for stream in config.streams]
     named = [*configured, *sorted((queue.backend.streams() | _on_boards(pools)) - set(configured))]
     root = store_folder(config)
-    streams = [_stream(name, queue, pools, root, known=name in configured) for name in named]
+    streams = [_stream(name, queue, pools, root, known=name in configured) | _pause(config, name) for name in named]
     return {
         "ok": all(stream["health"] != "failing" for stream in streams),
         "store": words.masked(config.store.url),
@@ -88,6 +89,14 @@ def _shown(name: str, pools: list[Pool], holder: Holder | None) -> tuple[Pool, S
     living = [each for each in found if each[0].alive]
     held = [each for each in living if holder is not None and each[1].row.name == holder.owner]
     return next(iter(held or living or found), None)
+
+
+def _pause(config: PoolConfig, name: str) -> Facts:
+    try:
+        found = pauses.find(board_directory(config), name)
+    except OSError as error:
+        raise BackendUnavailable(f"cannot tell whether {name} is paused: {error.strerror}") from error
+    return {"paused_since_ms": found.since_ms if found else None, "paused_by": (found.user or None) if found else None}
 
 
 def _process(pool: Pool, stream: StreamRows) -> Facts:
@@ -171,6 +180,8 @@ def _warnings(config: PoolConfig, streams: list[Facts], pools: list[Pool]) -> li
     if config.streams and unknown:
         said.append(f"jobs of streams that the configuration does not name: {', '.join(unknown)}")
     for stream in streams:
+        if stream["paused_since_ms"] is not None:
+            said.append(_about_paused(stream))
         if stream["stopped_pid"]:
             said.append(
                 f"stream {stream['name']}: process {stream['stopped_pid']} is stopped inside its lock; nothing moves "
@@ -181,6 +192,12 @@ def _warnings(config: PoolConfig, streams: list[Facts], pools: list[Pool]) -> li
             said.append(f"stream {stream['name']}: its lease was last renewed {words.duration(lease['age'])} ago")
     said += [_about_dead(pool) for pool in pools if not pool.alive and not _ended_in_order(pool)]
     return said
+
+
+def _about_paused(stream: Mapping[str, Any]) -> str:
+    name, by = stream["name"], f" by {stream['paused_by']}" if stream["paused_by"] else ""
+    since = words.since(stream["paused_since_ms"], now_ms())
+    return f"stream {name}: paused since {since}{by}; `workerpool resume {name}` ends it"
 
 
 def _waits(stream: Mapping[str, Any]) -> bool:

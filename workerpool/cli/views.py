@@ -23,6 +23,7 @@ _STYLES = {
     "retrying": "yellow",
     "stopping": "yellow",
     "not worked": "yellow",
+    "paused": "yellow",
     "starting": "cyan",
     "dead": "red",
 }
@@ -89,13 +90,19 @@ def _streams(streams: Sequence[Mapping[str, Any]], rates: Mapping[str, float]) -
         rate = rates.get(stream["name"], stream["jobs_per_second"])
         drawn.add_row(
             text(stream["name"]),
-            styled(stream["health"]),
+            styled(_state(stream)),
             *(f"{stream[count]:,}" for count in counts),
             "" if rate is None else f"{rate:,.1f}",
             f"{stream['restarts']}",
             text(lease_words(stream["lease"])),
         )
     return drawn
+
+
+def _state(stream: Mapping[str, Any]) -> str:
+    """A stream in one word: how it is, unless it is well and told to rest."""
+    rests = stream["paused_since_ms"] is not None and stream["health"] == "running"
+    return "paused" if rests else str(stream["health"])
 
 
 def lease_words(lease: Mapping[str, Any]) -> str:

@@ -62,6 +62,11 @@ def relative(ms: int, now_ms: int) -> str:
     return f"{duration((now_ms - ms) / 1000)} ago"
 
 
+def since(ms: int, now_ms: int) -> str:
+    """When something began, both ways: `2026-11-30 15:16:20+00:00 (2m ago)`."""
+    return f"{moment(ms)} ({relative(ms, now_ms)})"
+
+
 def size(count: int) -> str:
     """Bytes for a person: `12 bytes`, `1.5 KiB`."""
     if count < 1024:

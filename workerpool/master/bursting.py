@@ -1,4 +1,7 @@
-"""Ending a burst: when every stream has said, and said again, that nothing of it is outstanding."""
+"""Ending a burst: when every stream has said, and said again, that nothing of it is outstanding.
+
+Paused streams are not waited for, nor those whose handler cannot be imported; what was not worked is said at the end.
+"""
 
 from __future__ import annotations
 
@@ -35,3 +38,6 @@ class Bursting:
         if failing:
             _log.error("not worked, the handler cannot be imported: %s", ", ".join(failing))
             self._desk.code = EXIT_FAILED
+        for member in self._desk.members.values():
+            if member.left:
+                _log.warning("not worked, stream %s is paused; jobs left: %d", member.config.name, member.left)

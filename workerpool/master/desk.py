@@ -14,6 +14,7 @@ from workerpool.board import Board
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.master.state import Burst, Ending, StreamState
 from workerpool.process import Channel, Child
+from workerpool.systemd import Notifier
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_OTHER_POOL, EXIT_GAVE_UP, EXIT_BLOCKED = 0, 1, 2, 4, 5, 6
 SPARE_ROWS = 4
@@ -21,7 +22,7 @@ SPARE_ROWS = 4
 
 @dataclasses.dataclass(slots=True)
 class Member:
-    """One stream and its process. `first_row`, `rows`: its place on the board."""
+    """One stream and its process. `first_row`, `rows`: its place on the board; `left`: what waits, paused."""
 
     config: StreamConfig
     state: StreamState
@@ -32,6 +33,7 @@ class Member:
     done: int = 0
     blocked: int = 0
     retried: int = 0
+    left: int = 0
     base: tuple[int, int, int] = (0, 0, 0)  # counts of processes of this stream that have ended
 
     @property
@@ -43,13 +45,17 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """What the master needs of the outside: how to be a stream process or the reporter, and how to read the config."""
+    """What the master needs of the outside: how to be a stream process or the reporter, how to read the config.
+
+    `keep`: descriptors that children keep open; `notifier`: the way to the service manager.
+    """
 
     board: Board
     be_stream: Callable[[StreamConfig, Channel, int, int], int]
     be_reporter: Callable[[], int] | None
     reload: Callable[[], PoolConfig] | None
     keep: Sequence[int]
+    notifier: Notifier
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

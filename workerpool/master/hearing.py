@@ -47,7 +47,9 @@ class Hearing:
                 self._on_standby(member, holder)
             case {"t": "counts", "done": int(done), "blocked": int(blocked), "retried": int(retried)}:
                 member.done, member.blocked, member.retried = done, blocked, retried
-            case {"t": "idle", "handled": int(handled), "n": int() | None as question}:
+            case {"t": "idle", "handled": int(handled), "n": int() | None as question, **more}:
+                left = more.get("left")
+                member.left = left if isinstance(left, int) else 0
                 if self._desk.burst is not None:
                     self._desk.burst.said_idle(member.state, handled, question)
 

@@ -23,6 +23,7 @@ from workerpool.master.desk import EXIT_USAGE, Desk, Workplace
 from workerpool.master.hearing import Hearing
 from workerpool.master.reloading import Reloading
 from workerpool.master.reporter import Reporter
+from workerpool.master.service import Service
 from workerpool.master.state import Burst, Ending, all_failed_at_start, next_ending
 from workerpool.master.stopping import Stopping
 from workerpool.master.streams import Streams
@@ -54,9 +55,10 @@ class Master:
         self._reporter = Reporter(desk)
         self._stopping = Stopping(desk, self._kill_everything)
         self._hearing = Hearing(desk, self._stopping, standby=standby)
+        self._service = Service(desk)
         self._bursting = Bursting(desk, self._stopping)
         self._streams = Streams(desk, self._hearing.listen)
-        self._reloading = Reloading(desk, self._streams)
+        self._reloading = Reloading(desk, self._streams, self._service)
         for config in streams:
             self._streams.add(config)
 
@@ -97,12 +99,13 @@ class Master:
         self._bursting.act(now)
         self._judge_start(now)
         self._stopping.act(now)
+        self._service.act(now)
         for member in self._desk.members.values():
             if member.channel is not None:
                 member.channel.flush()
 
     def _patience(self) -> float | None:
-        times = [part.next() for part in (self._reporter, self._streams, self._stopping)]
+        times = [part.next() for part in (self._reporter, self._streams, self._stopping, self._service)]
         first = min((each for each in times if each is not None), default=None)
         return None if first is None else max(0.0, first - time.monotonic())
 
@@ -130,18 +133,24 @@ class Master:
         match number:
             case signal.SIGTERM | signal.SIGINT:
                 interrupt = number == signal.SIGINT
-                self._stopping.begin(next_ending(self._desk.ending, interrupt=interrupt), now)
+                self._stopping.begin(next_ending(self._desk.ending, interrupt=interrupt), now, asked=True)
             case signal.SIGHUP if self._terminal:
-                self._stopping.begin(next_ending(self._desk.ending, interrupt=False), now)
+                self._stopping.begin(next_ending(self._desk.ending, interrupt=False), now, asked=True)
             case signal.SIGHUP:
                 self._reloading.reload()
             case signal.SIGTSTP | signal.SIGCONT:
                 self._set_quiet(number == signal.SIGTSTP)
             case signal.SIGUSR1:
-                logs.reopen()
-                _log.info("log file reopened")
+                self._look_anew()
             case signal.SIGUSR2:
                 self._streams.show_stacks()
+
+    def _look_anew(self) -> None:
+        """The log file may have been moved, a stream paused."""
+        logs.reopen()
+        if self._desk.pool.log.file:
+            _log.info("log file reopened")
+        self._desk.tell({"t": "look"})
 
     def _set_quiet(self, quiet: bool) -> None:
         desk = self._desk

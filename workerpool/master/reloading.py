@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.errors import ConfigError
 from workerpool.master.desk import Desk, Member
+from workerpool.master.service import Service
 from workerpool.master.streams import Streams
 
 _log = logging.getLogger("workerpool.master")
@@ -17,15 +18,20 @@ _log = logging.getLogger("workerpool.master")
 class Reloading:
     """What can be changed in a running pool, and saying what cannot."""
 
-    def __init__(self, desk: Desk, streams: Streams) -> None:
+    def __init__(self, desk: Desk, streams: Streams, service: Service) -> None:
         self._desk = desk
         self._streams = streams
+        self._service = service
 
     def reload(self) -> None:
         """Take the configuration as it is now; one that is wrong changes nothing, and every problem is said."""
         read = self._desk.place.reload
         if read is None or self._desk.is_ending:
             return
+        with self._service.reloading():
+            self._read(read)
+
+    def _read(self, read: Callable[[], PoolConfig]) -> None:
         try:
             fresh = read()
         except ConfigError as error:

@@ -142,7 +142,7 @@ def next_ending(current: Ending, *, interrupt: bool) -> Ending:
 
 
 NEXT_WORDS = {
-    Ending.GRACEFUL: "stopping: what runs may finish ({soft:g} s); interrupt again to kill it, it will run again",
+    Ending.GRACEFUL: "stopping: what runs may finish within {hard:g} s; interrupt again to kill it, it will run again",
     Ending.KILL_WORKERS: "killing the workers: their jobs will run again; interrupt again to kill everything at once",
     Ending.KILL_ALL: "killing everything at once",
 }

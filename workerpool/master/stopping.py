@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from workerpool import logs
 from workerpool.master.desk import EXIT_BLOCKED, EXIT_FAILED, EXIT_GAVE_UP, EXIT_OK, Desk
 from workerpool.master.state import NEXT_WORDS, Ending
 
@@ -24,16 +25,20 @@ class Stopping:
         self._desk = desk
         self._kill_everything = kill_everything
         self._kill_at = 0.0
+        self._all_done = False  # a burst has ended the pool: nothing is outstanding, so nothing can be given up
 
-    def begin(self, ending: Ending, now: float) -> None:
-        """End the pool so, unless it ends at least as hard already."""
+    def begin(self, ending: Ending, now: float, *, asked: bool = False) -> None:
+        """End the pool so, unless it ends at least as hard already. `asked`: a person or a manager wants it."""
         desk = self._desk
         if ending <= desk.ending:
             return
+        if not desk.is_ending:
+            desk.place.notifier.stopping()
+            self._all_done = desk.burst is not None and desk.code == EXIT_OK and not asked
         desk.ending = ending
         shutdown = desk.pool.shutdown
-        if desk.burst is None or ending is not Ending.GRACEFUL:
-            _log.warning(NEXT_WORDS[ending].format(soft=shutdown.soft))
+        if asked or desk.burst is None or ending is not Ending.GRACEFUL:
+            logs.announce(_log, NEXT_WORDS[ending].format(hard=shutdown.hard))
         desk.place.board.row(0).say(state="stopping")
         match ending:
             case Ending.GRACEFUL:
@@ -68,6 +73,8 @@ class Stopping:
 
     def note_end(self, code: int | None) -> None:
         """What the end of a stream process (None: by a signal) means for ours: a reason that is known already stays."""
+        if code is None and self._all_done:
+            return
         if self._desk.is_ending and self._desk.code == EXIT_OK and code != EXIT_OK:
             self._desk.code = EXIT_GAVE_UP if code in {None, EXIT_GAVE_UP} else EXIT_FAILED
 

@@ -26,7 +26,11 @@ STORE_ERRORS = (QueueError, OSError)
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Desk:
-    """One stream at work. `quiet`: nothing is claimed; `stopping`: nothing is claimed or started any more."""
+    """One stream at work.
+
+    `quiet`: nothing is claimed, as the master was told; `paused`: the same, as a person has said for this stream, None
+    until that is known; `stopping`: nothing is claimed or started any more.
+    """
 
     config: StreamConfig
     pool: PoolConfig
@@ -38,6 +42,7 @@ class Desk:
     journey: Journey
     tenure: Tenure
     quiet: bool = False
+    paused: bool | None = None
     stopping: bool = False
     taken_over: bool = False
 
@@ -59,4 +64,4 @@ class Desk:
     @property
     def may_claim(self) -> bool:
         """Whether jobs may be claimed now."""
-        return self.tenure.may_claim and self.taken_over and not self.stopping and not self.quiet
+        return self.tenure.may_claim and self.taken_over and not (self.stopping or self.quiet) and self.paused is False

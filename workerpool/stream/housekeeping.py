@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queuekit import LeaseLost, ObservationStatus
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
+from workerpool.stream.pausing import Pausing
 from workerpool.stream.tenure import Phase
 from workerpool.stream.trouble import Trouble
 
@@ -31,11 +32,13 @@ class Housekeeping:
         self,
         desk: Desk,
         arrivals: Arrivals,
+        pausing: Pausing,
         is_busy: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._desk = desk
         self._arrivals = arrivals
+        self._pausing = pausing
         self._is_busy = is_busy
         self._clock = clock
         self._looking, self._pruning = Trouble("looking through the queue", _log), Trouble("removing old records", _log)
@@ -43,6 +46,7 @@ class Housekeeping:
 
     def began(self, now: float) -> None:
         """The stream was just taken over, which is a slow look."""
+        self._pausing.look()
         self._scan_at = now + self._desk.pool.watch.scan
         self._prune_at = now + _PRUNE_SOON
 
@@ -78,6 +82,7 @@ class Housekeeping:
         else:
             self._looking.over(now)
         self._arrivals.look_again()
+        self._pausing.look()
 
     # -- retention
 

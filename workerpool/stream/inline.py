@@ -33,7 +33,10 @@ _log = logging.getLogger("workerpool.stream")
 
 
 class Inline:
-    """What `Crew` is, with one worker that is this very process."""
+    """What `Crew` is, with one worker that is this very process.
+
+    `beat`: a sign of life of this process, for the board; called beside a running handler every `beat_every` seconds.
+    """
 
     def __init__(
         self,
@@ -42,11 +45,13 @@ class Inline:
         handler_path: Sequence[str],
         max_job_bytes: int,
         beat_every: float,
+        beat: Callable[[], None],
         stop_is_waiting: Callable[[], bool],
     ) -> None:
         self._row = row
         self._handler_path = tuple(handler_path)
         self._beat_every = beat_every
+        self._beat = beat
         self._surroundings = Surroundings(stop=stop_is_waiting, progress=row.progress, max_job_bytes=max_job_bytes)
         self._slot: Slot | None = None
         self._handler: Handler | None = None
@@ -128,6 +133,7 @@ class Inline:
 
         def beat() -> None:
             while not over.wait(self._beat_every):
+                self._beat()
                 try:
                     lease.heartbeat()
                 except (QueueError, OSError) as error:

@@ -29,6 +29,7 @@ from workerpool.stream.inline import Inline
 from workerpool.stream.journey import Counts, Journey
 from workerpool.stream.limits import Limits
 from workerpool.stream.orders import Orders
+from workerpool.stream.pausing import Pausing
 from workerpool.stream.state import Roster, Slot, SlotState
 from workerpool.stream.stopping import Stopping
 from workerpool.stream.succession import Predecessor
@@ -49,8 +50,8 @@ class Stream:
     """One stream of one pool, in its own process: `run` it, or, in a test, `turn` it by hand.
 
     `signals`: those of this process; `crew`: makes the workers, given the selector and the question whether a stop
-    waits; `directory`: where boards are; `predecessor`: what this place on the board said before it was taken again;
-    `clock`: monotonic seconds.
+    waits; `directory`: where boards and pauses are; `predecessor`: what this place on the board said before it was
+    taken again; `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Stream:
         self._limits = Limits(desk)
         self._unit_ends = UnitEnds(desk.roster, desk.journey)
         self._taking_over = TakingOver(desk, self._arrivals, directory, predecessor)
-        self._housekeeping = Housekeeping(desk, self._arrivals, self._is_busy, clock)
+        self._pausing = Pausing(desk, self._arrivals, directory)
+        self._housekeeping = Housekeeping(desk, self._arrivals, self._pausing, self._is_busy, clock)
         self._stopping = Stopping(desk, self._calling_back)
         self._words = Words(desk, burst=burst, is_busy=self._is_busy)
         self._leasing, self._settling = Trouble("holding the lease", _log), Trouble("settling jobs", _log)
@@ -121,6 +123,7 @@ class Stream:
             self._lose_lease(error)
         self._desk.crew.flush()
         self._desk.master.flush()
+        self._desk.row.beat()
 
     def _listen(self, now: float, readable: Set[object]) -> None:
         self._obey(now)
@@ -131,6 +134,7 @@ class Stream:
     def _work(self, now: float) -> None:
         self._reap(now)
         self._settle(now)
+        self._pausing.act(now)
         self._taking_over.act(now)
         self._limits.act(now)
         self._start_workers(now)
@@ -146,7 +150,7 @@ class Stream:
             return 0.0
         now = self._clock()
         parts = (self._arrivals, self._taking_over, self._claiming, self._limits, self._calling_back)
-        others = (self._housekeeping, self._stopping, self._words, self._desk.crew)
+        others = (self._housekeeping, self._pausing, self._stopping, self._words, self._desk.crew)
         times = [part.next(now) for part in (*parts, *others)]
         times += [self._next_beat(), self._next_settling(), self._next_worker()]
         return max(0.0, min((each for each in times if each is not None), default=now + _LONGEST_WAIT) - now)
@@ -156,7 +160,7 @@ class Stream:
         desk = self._desk
         if desk.roster.busy or desk.roster.waiting or desk.journey.waiting:
             return True
-        return self._arrivals.hungry and desk.tenure.may_claim
+        return self._arrivals.hungry and desk.tenure.may_claim and not desk.paused
 
     # -- what comes in
 
@@ -170,6 +174,8 @@ class Stream:
                 case {"t": "quiet", "on": bool(on)}:
                     self._desk.quiet = on
                     self._arrivals.hungry = True
+                case {"t": "look"}:
+                    self._pausing.look()
                 case {"t": "confirm", "n": int(number)}:
                     self._words.asked(number)
                     self._arrivals.hungry = True

@@ -67,6 +67,7 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
             handler_path=pool.handlers.path,
             max_job_bytes=pool.store.max_job_bytes,
             beat_every=pool.lease.heartbeat,
+            beat=row.beat,
             stop_is_waiting=stop_is_waiting,
         )
 

@@ -1,7 +1,8 @@
 """What a stream process tells its master: that it is ready, failing or standing by, and what became of its jobs.
 
 For `--burst` it says "idle" whenever nothing of its stream is outstanding, with the number of jobs that it has handled
-and of the last question that it saw; the master puts these together.
+and of the last question that it saw; the master puts these together. A paused stream says so too, with what is left:
+nobody waits for that.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Words:
         self._question, self._look_at, self._look_soon = question, 0.0, 0.0
 
     def act(self, now: float) -> None:
-        """Say "idle" when nothing is outstanding."""
+        """Say "idle" when nothing is outstanding that could be worked."""
         if not self._is_due(now):
             return
         self._look_at, self._looked_after = now + _IDLE_LOOK_SECONDS, self._desk.journey.counts.handled
@@ -96,9 +97,11 @@ class Words:
             self._counting.met(error, now)
             return
         self._counting.over(now)
-        if outstanding == 0:
+        if outstanding == 0 or self._desk.paused:
             self._counts()
-            self._desk.master.send({"t": "idle", "n": self._question, "handled": self._desk.journey.counts.handled})
+            left = {"left": outstanding} if outstanding else {}
+            handled = self._desk.journey.counts.handled
+            self._desk.master.send({"t": "idle", "n": self._question, "handled": handled, **left})
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
         """When it wants to look whether anything is outstanding: soon when jobs were handled since it last did."""

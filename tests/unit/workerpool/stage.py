@@ -41,6 +41,9 @@ class FakeRow:
     def say(self, **texts: str) -> None:
         self.said.update(texts)
 
+    def beat(self) -> None:
+        self.add(beats=1)
+
     def add(self, **numbers: int) -> None:
         for name, number in numbers.items():
             self.sums[name] = self.sums.get(name, 0) + number

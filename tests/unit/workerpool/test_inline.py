@@ -15,7 +15,7 @@ from queuekit.contract import Lease
 from queuekit.ids import SessionID
 from queuekit.job import Claimed, Delivery
 from queuekit.testing.jobs import make_job
-from workerpool.board import Board
+from workerpool.board import Board, Kind
 from workerpool.config import StreamConfig
 from workerpool.outcome import ResultKind
 from workerpool.stream.inline import Inline
@@ -112,6 +112,7 @@ def make(board: Board, handlers: Path) -> Callable[..., Inline]:
             handler_path=[str(handlers)],
             max_job_bytes=1000,
             beat_every=beat_every,
+            beat=board.row(0).beat,
             stop_is_waiting=lambda: stop,
         )
 
@@ -216,8 +217,10 @@ def test_the_board_names_nothing_between_runs_and_counts_what_ended(make, lease,
 
 
 @pytest.mark.parametrize("error", [None, LeaseLost("encode", "pid-2-other"), OSError(5, "I/O error")])
-def test_the_lease_is_renewed_while_a_handler_runs_whatever_comes_of_it(make, lease, monkeypatch, error):
+def test_the_lease_is_renewed_while_a_handler_runs_whatever_comes_of_it(make, board, lease, monkeypatch, error):
     lease.error = error
+    board.row(0).take(kind=Kind.STREAM)
+    board.row(0).beat(0)
     monkeypatch.setitem(__import__("sys").modules, "inline_handlers_beats", cast("Any", lease))
     inline = make(beat_every=0.001)
     slot = started(inline)
@@ -226,6 +229,7 @@ def test_the_lease_is_renewed_while_a_handler_runs_whatever_comes_of_it(make, le
     assert isinstance(message, Out)
     assert message.result.kind is ResultKind.SUCCESS
     assert lease.beaten.is_set()
+    assert board.view(0).heartbeat_ns > 0
 
 
 def test_what_was_not_run_when_it_is_told_to_end_is_not_said_to_have_run(make, lease):
