@@ -216,7 +216,7 @@ class _Worker:
 
     def _end_left_overs(self) -> None:
         """Nothing that a job started outlives it; what the handler's module started at its import belongs to no job."""
-        ended = end_left_overs(self._helpers | _resource_tracker())
+        ended = end_left_overs(self._helpers | resource_tracker())
         if ended:
             self._row.say(error=f"a job left {len(ended)} processes running; they were killed")
 
@@ -231,7 +231,7 @@ class _Worker:
         self._row.set(rss=rss, max_rss=self._most_memory, heartbeat_ns=now)
 
 
-def _resource_tracker() -> frozenset[int]:
+def resource_tracker() -> frozenset[int]:
     """The one process that multiprocessing starts for its own bookkeeping and expects to stay."""
     module = sys.modules.get("multiprocessing.resource_tracker")
     pid = getattr(getattr(module, "_resource_tracker", None), "_pid", None)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from queuekit.job import Job
-from workerpool.handlers import Handler, SoftTimeout
+from workerpool.handlers import SoftTimeout
 from workerpool.outcome import Result, classify, classify_error
 from workerpool.process.alarm import alarm
 from workerpool.worker.context import JobContext, Surroundings
@@ -40,6 +41,17 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+class Callee(Protocol):
+    """What is run: a `Handler`, or something in its place. `call` raises whatever the handler raises."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether `call` enforces the soft limit itself."""
+
+    def call(self, argument: object, ctx: object, soft_timeout: float = 0.0) -> object:
+        """Run it on a job, or a list of jobs, and return what it returned."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Run:
     """A run on its way down the line."""
@@ -53,7 +65,7 @@ class _Run:
     seconds: float = 0.0
 
 
-def run_job(handler: Handler, claim: WorkItem, surroundings: Surroundings, limits: Limits = NO_LIMITS) -> Result:
+def run_job(handler: Callee, claim: WorkItem, surroundings: Surroundings, limits: Limits = NO_LIMITS) -> Result:
     """Run the handler on one job; main thread only when there is a soft limit."""
     run = _start_clock((claim,), claim.job, surroundings, limits)
     _call_handler(handler, run)
@@ -62,7 +74,7 @@ def run_job(handler: Handler, claim: WorkItem, surroundings: Surroundings, limit
 
 
 def run_batch(
-    handler: Handler, claims: Sequence[WorkItem], surroundings: Surroundings, limits: Limits = NO_LIMITS
+    handler: Callee, claims: Sequence[WorkItem], surroundings: Surroundings, limits: Limits = NO_LIMITS
 ) -> list[Result]:
     """Run the handler on a list of jobs; one result per job, in their order.
 
@@ -89,7 +101,7 @@ def _start_clock(claims: Sequence[WorkItem], argument: object, surroundings: Sur
     return _Run(argument, context, now, limits.soft)
 
 
-def _call_handler(handler: Handler, run: _Run) -> None:
+def _call_handler(handler: Callee, run: _Run) -> None:
     interrupt, cancel = (0.0, run.soft) if handler.is_async else (run.soft, 0.0)
     try:
         with alarm(interrupt, SoftTimeout(interrupt)):
