@@ -31,7 +31,7 @@ from workerpool.cli import words
 from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
 from workerpool.cli.pools import read_pools, who_runs
-from workerpool.cli.show import next_steps
+from workerpool.cli.show import after_success
 from workerpool.cli.store import board_directory, open_queue
 from workerpool.config import LogFormat, PoolConfig, StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
@@ -71,7 +71,7 @@ def replay_command(ctx: click.Context, source: Source, job_id: str, debug: bool)
         click.echo(f"  {label:<10} {said}")
     click.echo("nothing was settled: for the queue this run has not happened")
     if ended.well and view.state is State.DONE:
-        for step in next_steps(view, [], config)[:1]:
+        for step in after_success(view, config):
             click.echo(f"  {'next':<10} {step}")
     if debug and ended.error is not None:
         _debug(ended.error)
