@@ -12,9 +12,11 @@ from several threads.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +33,7 @@ from queuekit.status import ObservationStatus, check_terminal
 from queuekit.telemetry import LatencyBox, QueueLatencyWindowBox, is_enabled, report_queue_stats
 
 REPORT_INTERVAL = 30.0
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _SLOW_PROBE_SHARE = 4
 
 
@@ -42,7 +45,7 @@ class QueueKit:
     `none`; `max_job_bytes`: the largest payload accepted. `latency`: the box that drain latencies go to (default: one
     of this instance).
 
-    Raises `DirectoryCreationFailed` when the root cannot be made or must not be trusted.
+    Raises `ValueError` for a root that is a URL, `DirectoryCreationFailed` when it cannot be made or trusted.
     """
 
     def __init__(
@@ -58,8 +61,10 @@ class QueueKit:
         report_interval: float = REPORT_INTERVAL,
     ) -> None:
         if backend is None:
-            if root is None:
+            if root is None or root == "":
                 raise ValueError("QueueKit needs a root folder or a backend")
+            if isinstance(root, str) and _URL.match(root):
+                raise ValueError(f"{root!r} is a URL: use QueueKit.open(…); for a folder of that name write ./{root}")
             backend = FilesystemBackend(root, hlc=hlc, durability=durability, max_job_bytes=max_job_bytes)
         self.backend = backend
         self.root = os.fspath(root) if root is not None else None
@@ -77,8 +82,8 @@ class QueueKit:
         text = os.fspath(url)
         scheme, _, rest = text.partition(":")
         if scheme == "dir":
-            return cls(rest, **options)
-        if scheme in {"sqlite", "postgresql", "postgres"}:
+            return cls(Path(rest) if rest else rest, **options)
+        if isinstance(url, str) and _URL.match(text):
             raise BackendUnavailable(f"{scheme} stores are not part of this version; use dir:FOLDER")
         return cls(text, **options)
 

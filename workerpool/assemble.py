@@ -5,13 +5,15 @@ The only module that knows master and stream both; they do not know each other.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from queuekit import BackendUnavailable, QueueError
+from queuekit import BackendUnavailable, QueueError, QueueKit
 from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from queuekit.watch import warm_up
 from workerpool import logs
@@ -27,6 +29,7 @@ from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
 _PRIVATE = ".workerpool"
+_log = logging.getLogger("workerpool.master")
 
 
 def run(
@@ -82,6 +85,8 @@ def run(
     code = master.run()
     sweep(directory, keep=[board.path])
     if burst:
+        with contextlib.suppress(QueueError), open_queue(config) as queue:
+            _mention_strangers(config, queue)
         _summarise(master, time.monotonic() - begun, box)
     board.remove() if code == 0 else board.close()
     box.close()
@@ -126,12 +131,18 @@ def _make_board(directory: str, rows: int, config: PoolConfig) -> Board:
 
 def _try_store(config: PoolConfig) -> str:
     """Open the store once and close it again; returns the folder for what belongs to the pool."""
-    queue = open_queue(config)
-    root = getattr(queue.backend, "root", None)
-    queue.close()
-    if root is None:
-        raise QueueError(f"a pool cannot run on {config.store.url}")
-    return os.path.join(root, _PRIVATE)
+    with open_queue(config) as queue:
+        root = getattr(queue.backend, "root", None)
+        if root is None:
+            raise QueueError(f"a pool cannot run on {config.store.url}")
+        _mention_strangers(config, queue)
+        return os.path.join(root, _PRIVATE)
+
+
+def _mention_strangers(config: PoolConfig, queue: QueueKit) -> None:
+    """Jobs of streams that nobody works here are not waited for; they shall not be forgotten either."""
+    for name in sorted(queue.backend.streams() - {stream.name for stream in config.streams}):
+        _log.warning("stream %r has jobs and is not configured: nobody works them here", name)
 
 
 def _summarise(master: Master, seconds: float, box: SharedLatencyWindowBox) -> None:

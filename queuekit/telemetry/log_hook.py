@@ -1,4 +1,6 @@
-"""The built-in hook "log": one line per report, at INFO, through the logger `queuekit.telemetry`.
+"""The built-in hook "log": one line per report, through the logger `queuekit.telemetry`.
+
+At INFO when there was something to tell, at DEBUG when nothing was drained and nothing waits.
 
 The line reads well as text; a JSON formatter finds the same in the fields `estate`, `kit`, `stream`, `metrics` (name to
 value) and `metrics_ts`. It does what logging does and nothing more: whoever sets logging up decides where lines go.
@@ -23,16 +25,21 @@ class LogHook(ReportHook):
 
     def report(self, metrics: Sequence[Metric], /) -> None:
         """Write one line for all of them."""
-        if not metrics or not self.logger.isEnabledFor(logging.INFO):
+        values = {metric.name: metric.value for metric in metrics}
+        level = logging.INFO if _tells_something(values) else logging.DEBUG
+        if not metrics or not self.logger.isEnabledFor(level):
             return
         first = metrics[0]
-        values = {metric.name: metric.value for metric in metrics}
         fields = {**first.tags, "metrics": values, "metrics_ts": first.ts}
-        self.logger.info("queue stream=%s %s", first.tags.get("stream", ""), _in_words(values), extra=fields)
+        self.logger.log(level, "queue stream=%s %s", first.tags.get("stream", ""), _in_words(values), extra=fields)
+
+
+def _tells_something(values: dict[str, float]) -> bool:
+    return any(values.get(name, 0) for name in ("queue.depth", "queue.drain_count", "queue.depth_unavailable"))
 
 
 def _in_words(values: dict[str, float]) -> str:
-    return " ".join(f"{name.removeprefix(_NAME_PREFIX)}={value:g}" for name, value in values.items())
+    return " ".join(f"{name.removeprefix(_NAME_PREFIX)}={value:.4g}" for name, value in values.items())
 
 
 def log_hook(logger: logging.Logger | None = None) -> LogHook:

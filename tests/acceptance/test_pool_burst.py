@@ -100,3 +100,15 @@ def test_a_second_burst_over_a_finished_root_ends_at_once_with_nothing_done(make
     assert "0 jobs" in again.log
     assert len(estate.notes("start")) == 1
     estate.check_settled(sent)
+
+
+def test_jobs_of_a_stream_that_nobody_works_are_mentioned_and_not_waited_for(
+    make_estate: Callable[..., Estate],
+) -> None:
+    estate = make_estate()
+    sent, stray = estate.send(), estate.send("encodee")
+    pool = estate.run("--burst")
+    assert pool.code == 0
+    assert estate.status_of(sent) == "done"
+    assert estate.status_of(stray) is None
+    assert pool.log.count("'encodee' has jobs and is not configured") == 2

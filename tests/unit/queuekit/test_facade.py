@@ -128,7 +128,7 @@ def test_a_path_object_is_opened(tmp_path):
         assert queue.root == str(tmp_path / "spool")
 
 
-@pytest.mark.parametrize("url", ["sqlite:./jobs.db", "postgresql://me@host/db", "postgres://me@host/db"])
+@pytest.mark.parametrize("url", ["sqlite:./jobs.db", "postgresql://me@host/db", "postgres://me@host/db", "redis://x"])
 def test_a_store_that_is_not_installed_is_unavailable(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BackendUnavailable):
@@ -327,3 +327,19 @@ def test_a_depth_that_cannot_be_read_is_said_to_be_unknown(metrics, monkeypatch)
     told = _told(metrics)
     assert told["queue.depth_unavailable"] == 1
     assert "queue.depth" not in told
+
+
+@pytest.mark.parametrize("root", ["redis://x", "dir:./spool", "sqlite:jobs.db"])
+def test_a_url_is_no_root(tmp_path, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="open"):
+        QueueKit(root)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_root_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (QueueKit, QueueKit.open):
+        with pytest.raises(ValueError, match="root folder"):
+            make("")
+    assert list(tmp_path.iterdir()) == []

@@ -194,6 +194,13 @@ class TestHooks:
         assert record.metrics.keys() == NAMES
         assert record.metrics_ts == 1000.0
 
+    def test_a_queue_with_nothing_to_do_is_no_news(self, caplog):
+        caplog.set_level(logging.DEBUG, "queuekit.telemetry")
+        install(telemetry.log_hook())
+        set_enabled(True)
+        report(drained=0, depth=0)
+        assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+
     def test_a_log_that_is_not_wanted_is_not_written(self, caplog):
         caplog.set_level(logging.WARNING, "queuekit.telemetry")
         install(telemetry.log_hook())
