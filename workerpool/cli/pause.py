@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import click
@@ -16,6 +15,7 @@ from workerpool.cli.options import Source, complete_streams, with_source_options
 from workerpool.cli.pools import Pool, read_pools
 from workerpool.cli.store import board_directory, open_queue
 from workerpool.config import PoolConfig
+from workerpool.process import kill_process
 
 _ATTENTIVE = {"running", "quiet"}
 """States of a master in which it takes signals, and is not about to end."""
@@ -82,12 +82,10 @@ def _check_known(source: Source, config: PoolConfig, queue: QueueKit, stream: st
 
 def _tell_pools(directory: str) -> int:
     """Have every pool of the store look at its pauses; returns how many were told, the others look by themselves."""
-    from workerpool.process import kill_process
-
     pools = [pool for pool in read_pools(directory) if _is_attentive(pool)]
     return sum(kill_process(pool.header.pid, pool.header.start, signal.SIGUSR1) for pool in pools)
 
 
 def _is_attentive(pool: Pool) -> bool:
     """Whether the signal is safe: a master that is not set up yet would die of it, and looks when it is."""
-    return pool.alive and pool.master is not None and pool.master.state in _ATTENTIVE and pool.header.pid != os.getpid()
+    return pool.alive and pool.master is not None and pool.master.state in _ATTENTIVE

@@ -28,7 +28,7 @@ class Service:
         self._is_ready = False
         self._feed_at = self._status_at = 0.0
         self._said = ""
-        self._failing: list[str] = []
+        self._news: tuple[bool, list[str]] | None = None
         self._silent: list[str] = []
 
     def act(self, now: float) -> None:
@@ -64,9 +64,10 @@ class Service:
 
     def _say_status(self, now: float) -> None:
         failing = [member.config.name for member in self._wanted() if _is_failing(member)]
-        if now < self._status_at and failing == self._failing:
+        news = (self._desk.is_ending, failing)
+        if now < self._status_at and news == self._news:
             return
-        self._status_at, self._failing = now + _STATUS_SECONDS, failing
+        self._status_at, self._news = now + _STATUS_SECONDS, news
         text = self._status(failing)
         if text != self._said:
             self._said = text
