@@ -6,17 +6,22 @@ Each job is taken for itself: what cannot be done to one is said with its reason
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 import click
 
 from queuekit import JobNotFound, QueueError
+from queuekit.contract import JobView
 from queuekit.errors import IllegalTransition
 from queuekit.lifecycle import State
 from workerpool.cli import words
 from workerpool.cli.jobs import list_jobs
+from workerpool.cli.listing import PutAside
 from workerpool.cli.main import FAILED, STORE, USAGE, Refusal, code_of
 from workerpool.cli.options import Source, complete_streams, standard_input, with_source, with_source_options
+from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue
+from workerpool.cli.which import Which
 from workerpool.units import parse_duration
 
 _PORTION = 1000
@@ -27,7 +32,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 @click.command("retry")
 @_ids
-@click.option("--all-blocked", is_flag=True, help="Every job that ended blocked.")
+@click.option("--all-blocked", is_flag=True, help="Every job that ended blocked, but for cancelled ones.")
 @click.option("--stream", metavar="STREAM", shell_complete=complete_streams, help="Of --all-blocked: only this one's.")
 @_yes
 @with_source_options
@@ -37,7 +42,8 @@ def retry_command(
 ) -> None:
     """Make finished jobs pending again; their failed runs are counted from 0, their earlier end is kept for `show`.
 
-    Without an ID, ids are read from standard input, one a line. Exit code 1 when one could not be retried.
+    An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
+    Exit code 1 when one could not be retried.
     """
     if all_blocked and ids:
         raise click.UsageError("name jobs, or --all-blocked, not both")
@@ -46,11 +52,17 @@ def retry_command(
     config = source.load()
     with open_queue(config) as queue:
         if all_blocked:
-            chosen: list[str] = [view.job.id for view in list_jobs(queue, config, {"blocked"}, stream)]
+            blocked = list_jobs(queue, config, {"blocked"}, stream)
+            chosen: list[str] = [view.job.id for view in blocked if _wants_retry(view)]
             _confirm(f"retry {words.number(len(chosen), 'blocked job')}", len(chosen), yes)
         else:
             chosen = _chosen("retry", ids, yes)
-        ctx.exit(_each(chosen, queue.retry, "pending again"))
+        ctx.exit(_each(chosen, Which(config), queue.retry, "pending again"))
+
+
+def _wants_retry(view: JobView | PutAside) -> TypeGuard[JobView]:
+    """Whether a blocked job may be meant by "all": not one that somebody ended on purpose, and no mere file."""
+    return isinstance(view, JobView) and not Record.of(view).cancelled
 
 
 @click.command("release")
@@ -61,10 +73,12 @@ def retry_command(
 def release_command(ctx: click.Context, source: Source, ids: tuple[str, ...], yes: bool) -> None:
     """Run deferred jobs now: scheduled ones, and those that wait to be retried.
 
-    Without an ID, ids are read from standard input, one a line. Exit code 1 when one could not be released.
+    An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
+    Exit code 1 when one could not be released.
     """
-    with open_queue(source.load()) as queue:
-        ctx.exit(_each(_chosen("release", ids, yes), queue.backend.run_now, "pending"))
+    config = source.load()
+    with open_queue(config) as queue:
+        ctx.exit(_each(_chosen("release", ids, yes), Which(config), queue.backend.run_now, "pending"))
 
 
 @click.command("cancel")
@@ -75,10 +89,12 @@ def release_command(ctx: click.Context, source: Source, ids: tuple[str, ...], ye
 def cancel_command(ctx: click.Context, source: Source, ids: tuple[str, ...], yes: bool) -> None:
     """End jobs that have not started as blocked, without running them. A running job cannot be cancelled.
 
-    Without an ID, ids are read from standard input, one a line. Exit code 1 when one could not be cancelled.
+    An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
+    Exit code 1 when one could not be cancelled.
     """
-    with open_queue(source.load()) as queue:
-        ctx.exit(_each(_chosen("cancel", ids, yes), queue.cancel, "cancelled"))
+    config = source.load()
+    with open_queue(config) as queue:
+        ctx.exit(_each(_chosen("cancel", ids, yes), Which(config), queue.cancel, "cancelled"))
 
 
 @click.command("prune")
@@ -126,20 +142,23 @@ def _confirm(what: str, count: int, yes: bool) -> None:
 # -- doing it
 
 
-def _each(ids: Iterable[str], act: Callable[[str], None], outcome: str) -> int:
+def _each(typed: Iterable[str], which: Which, act: Callable[[str], None], outcome: str) -> int:
     """Do it to each, saying what came of it; 1 when one could not be done. A trouble of the store ends it at once."""
     code, count = 0, 0
-    for id in ids:
+    for id in typed:
         count += 1
         try:
-            act(id)
+            act(whole := which.id_of(id))
+        except Refusal as refusal:
+            click.echo(f"workerpool: {refusal}", err=True)
+            code = FAILED
         except QueueError as error:
             if code_of(error) == STORE:
                 raise
             click.echo(f"{words.printable(id)}: {_why(error)}", err=True)
             code = FAILED
         else:
-            click.echo(f"{words.printable(id)} {outcome}")
+            click.echo(f"{words.printable(whole)} {outcome}")
     if not count:
         click.echo("no such jobs")
     return code

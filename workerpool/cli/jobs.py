@@ -8,11 +8,11 @@ import click
 
 from queuekit import QueueKit
 from queuekit.contract import JobView
-from queuekit.job import Delivery
 from workerpool.cli import words
-from workerpool.cli.listing import jobs_in
+from workerpool.cli.listing import PutAside, jobs_in
 from workerpool.cli.main import STORE, Refusal
 from workerpool.cli.options import Source, complete_streams, json_option, print_json, with_source
+from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue, store_folder
 from workerpool.config import PoolConfig
 
@@ -31,6 +31,7 @@ def jobs_command(source: Source, states: tuple[str, ...], stream: str | None, li
     `failed` is another word for blocked. `workerpool show ID` tells a job's story.
     """
     config = source.load()
+    _check_stream(config, stream)
     with open_queue(config) as queue:
         found = list_jobs(queue, config, set(states) or {*_STATES, words.NO_RECORD}, stream)
         shown = list(itertools.islice(found, limit or None))
@@ -41,7 +42,19 @@ def jobs_command(source: Source, states: tuple[str, ...], stream: str | None, li
         _draw(shown, more)
 
 
-def list_jobs(queue: QueueKit, config: PoolConfig, states: set[str], stream: str | None) -> itertools.chain[JobView]:
+def _check_stream(config: PoolConfig, stream: str | None) -> None:
+    """A name that is nearly a configured one is a slip; any other may be one that had jobs once."""
+    if stream is None or config.stream(stream) is not None or not config.streams:
+        return
+    from workerpool.config_model import did_you_mean
+
+    near = did_you_mean(stream, [each.name for each in config.streams])
+    click.echo(f"workerpool: the configuration has no stream {words.printable(stream)!r}{near}", err=True)
+
+
+def list_jobs(
+    queue: QueueKit, config: PoolConfig, states: set[str], stream: str | None
+) -> itertools.chain[JobView | PutAside]:
     """The jobs in these states (words), lazily. Raises `Refusal` for a store that is no folder."""
     root = store_folder(config)
     if root is None:
@@ -50,9 +63,11 @@ def list_jobs(queue: QueueKit, config: PoolConfig, states: set[str], stream: str
     return itertools.chain(jobs_in(queue, root, config.store.max_job_bytes, wanted, stream))
 
 
-def brief(view: JobView) -> dict[str, object]:
-    """A job as `jobs --json` has it."""
-    delivery = Delivery.of(view.job)
+def brief(view: JobView | PutAside) -> dict[str, object]:
+    """A job as `jobs --json` has it; what was put aside has the same keys, and its file's name for an id."""
+    if isinstance(view, PutAside):
+        return _brief_of_file(view)
+    record = Record.of(view)
     return {
         "id": view.job.id,
         "stream": view.job.stream_id,
@@ -62,13 +77,35 @@ def brief(view: JobView) -> dict[str, object]:
         "ended_ms": view.signal.completed_at.physical_time if view.signal else None,
         "priority": view.job.priority,
         "payload_bytes": len(view.job.payload),
-        "failed_runs": delivery.attempt,
-        "crashes": delivery.crashes,
-        "errors": list(delivery.errors),
+        "failed_runs": record.attempts,
+        "crashes": record.crashes,
+        "errors": record.errors,
+        "error": record.last_error,
+        "cancelled": record.cancelled,
+        "quarantined": False,
     }
 
 
-def _draw(shown: list[JobView], more: bool) -> None:
+def _brief_of_file(aside: PutAside) -> dict[str, object]:
+    return {
+        "id": aside.name,
+        "stream": aside.stream or None,
+        "state": "blocked",
+        "sent_ms": None,
+        "due_ms": None,
+        "ended_ms": aside.ended_ms,
+        "priority": None,
+        "payload_bytes": None,
+        "failed_runs": 0,
+        "crashes": 0,
+        "errors": [],
+        "error": words.QUARANTINED,
+        "cancelled": False,
+        "quarantined": True,
+    }
+
+
+def _draw(shown: list[JobView | PutAside], more: bool) -> None:
     if not shown:
         click.echo("no such jobs")
         return

@@ -75,6 +75,17 @@ class Record:
         """The errors that are kept, oldest first."""
         return [run.error for run in self.runs]
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether a person has ended it before it ran."""
+        return self.ending.get("ended") == "cancelled"
+
+    @property
+    def last_error(self) -> str:
+        """The newest error that is kept; "" when there is none."""
+        said = self.ending.get("error")
+        return said if isinstance(said, str) else self.errors[-1] if self.runs else ""
+
 
 def _is_of_now(view: JobView, dossier: Mapping[str, Any], ends: tuple[EarlierEnd, ...]) -> bool:
     if view.state is not State.DONE or view.signal is None or view.signal.status is not ObservationStatus.BLOCKED:

@@ -33,6 +33,7 @@ from workerpool.cli.options import Source, with_source
 from workerpool.cli.pools import read_pools, who_runs
 from workerpool.cli.show import after_success
 from workerpool.cli.store import board_directory, open_queue
+from workerpool.cli.which import Which
 from workerpool.config import LogFormat, PoolConfig, StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import Result, ResultKind
@@ -62,7 +63,7 @@ def replay_command(ctx: click.Context, source: Source, job_id: str, debug: bool)
     """
     config = source.load()
     with open_queue(config) as queue:
-        view = _find(queue, job_id)
+        view = _find(queue, Which(config).id_of(job_id))
     stream = _stream_of(view.job, config)
     _warn_if_running(view, config)
     replay = Replay(view.job, stream, config)

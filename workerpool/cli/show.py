@@ -17,11 +17,13 @@ from workerpool import pauses
 from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.jobs import brief
+from workerpool.cli.listing import PutAside, put_aside
 from workerpool.cli.options import DEFAULT_CONFIG, Source, json_option, print_json, with_source
 from workerpool.cli.pools import Pool, read_pools, who_runs
 from workerpool.cli.record import Record
-from workerpool.cli.store import board_directory, open_queue
+from workerpool.cli.store import board_directory, open_queue, store_folder
 from workerpool.cli.story import Scene, payload_text, tell, why_waiting
+from workerpool.cli.which import Which
 from workerpool.config import PoolConfig
 
 
@@ -36,8 +38,12 @@ def show_command(source: Source, job_id: str, as_json: bool) -> None:
     Exit code 1 when there is no such job.
     """
     config = source.load()
+    job_id = Which(config).id_of(job_id)
     with open_queue(config) as queue:
-        view = _find(queue, job_id)
+        view = _find(queue, job_id, config)
+    if isinstance(view, PutAside):
+        _tell_of_file(view, config, as_json=as_json)
+        return
     scene = _scene(view, config)
     if as_json:
         print_json(details(view, scene))
@@ -50,14 +56,33 @@ def show_command(source: Source, job_id: str, as_json: bool) -> None:
         click.echo(f"  {'next':<9} {step}")
 
 
-def _find(queue: QueueKit, job_id: str) -> JobView:
-    """The job; raises `JobNotFound`, which says so when a file of that name was put aside as no job."""
+def _find(queue: QueueKit, job_id: str, config: PoolConfig) -> JobView | PutAside:
+    """The job, or the file of that name (or with that id in its name) that was put aside. Raises `JobNotFound`."""
     view = queue.look_up(job_id)
     if view is not None:
         return view
-    if queue.signal(job_id) is not None:
-        raise JobNotFound(job_id, "a file of this name could not be read as a job and was put aside in done/, blocked")
-    raise JobNotFound(job_id, "it was never sent here, or its record has been pruned")
+    root = store_folder(config)
+    aside = put_aside(root, job_id) if root is not None else None
+    if aside is None:
+        raise JobNotFound(job_id, "it was never sent here, or its record has been pruned")
+    return aside
+
+
+def _tell_of_file(aside: PutAside, config: PoolConfig, *, as_json: bool) -> None:
+    """What there is to say of a file that is no job."""
+    if as_json:
+        print_json(brief(aside))
+        return
+    stream = f" of stream {words.printable(aside.stream)}" if aside.stream else ""
+    click.echo(f"file {words.printable(aside.name)}{stream}: blocked (quarantined)")
+    place = os.path.join(store_folder(config) or "", "done", aside.name)
+    for label, said in (
+        ("ended", f"put aside {words.since(aside.ended_ms, now_ms())}"),
+        ("because", "it could not be read as a job; nobody has run it, and nobody will"),
+        ("payload", f"unknown; the file has {words.size(aside.size)}, as it was found"),
+        ("next", f"look into {words.printable(shlex.quote(place))}, and send what it should have been as a new job"),
+    ):
+        click.echo(f"  {label:<9} {said}")
 
 
 def _scene(view: JobView, config: PoolConfig) -> Scene:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from queuekit.clock import now_ms
 from queuekit.contract import JobView
-from queuekit.job import Delivery
 from workerpool.cli import words
+from workerpool.cli.listing import PutAside
+from workerpool.cli.record import Record
 
 _WIDTH_WITHOUT_TERMINAL = 200
 _STYLES = {
@@ -50,12 +51,65 @@ def styled(word: str) -> Text:
     return text(word, _STYLES.get(word, ""))
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines; the columns in `right` hold numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column, justify="right" if column in set(right) else "left", no_wrap=True)
-    return made
+def whole(value: object) -> Text:
+    """A cell of foreign text that is never cut, such as an id: it goes on in the next line instead."""
+    return Text(words.printable(str(value)), overflow="fold")
+
+
+class Fitted:
+    """A table without lines that leaves lesser columns out where there is no room for all.
+
+    The first column holds what names a row and is never cut. `right`: columns of numbers; `lesser`: what to leave out,
+    the first first; `elastic`: a column that may be cut, down to a few words.
+    """
+
+    _GAP = 2
+    _SHORTEST = 16
+
+    def __init__(self, *columns: str, right: Iterable[str] = (), lesser: Sequence[str] = (), elastic: str = "") -> None:
+        self._columns = columns
+        self._right = set(right)
+        self._lesser = lesser
+        self._elastic = elastic
+        self._rows: list[Sequence[Text]] = []
+
+    def add(self, *cells: Text) -> None:
+        """One row, a cell for each column."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table for a console of this width."""
+        made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, self._GAP, 0, 0))
+        shown = self._fitting(options.max_width)
+        for place, width in shown.items():
+            name = self._columns[place]
+            justify: JustifyMethod = "right" if name in self._right else "left"
+            made.add_column(name, justify=justify, no_wrap=place > 0, width=width)
+        for row in self._rows:
+            made.add_row(*(row[place] for place in shown))
+        yield made
+
+    def _fitting(self, room: int) -> dict[int, int]:
+        """The columns to show by their places, and how wide each is; what is over goes to the elastic one."""
+        natural = [self._width(place) for place in range(len(self._columns))]
+        widths = dict(enumerate(natural))
+        stretched = self._columns.index(self._elastic) if self._elastic else 0
+        if self._elastic:
+            widths[stretched] = min(natural[stretched], self._SHORTEST)
+        for name in self._lesser:
+            if self._taken(widths) <= room:
+                break
+            del widths[self._columns.index(name)]
+        if stretched in widths:
+            left = room - self._taken(widths)
+            widths[stretched] = min(natural[stretched], widths[stretched] + max(0, left))
+        return widths | {0: min(widths[0], room)}
+
+    def _taken(self, widths: Mapping[int, int]) -> int:
+        return sum(widths.values()) + self._GAP * (len(widths) - 1)
+
+    def _width(self, place: int) -> int:
+        return max([len(self._columns[place]), *(row[place].cell_len for row in self._rows)])
 
 
 # -- status
@@ -73,27 +127,32 @@ def status(facts: Mapping[str, Any], rates: Mapping[str, float] | None = None) -
 
 
 def _head(facts: Mapping[str, Any]) -> list[Text]:
-    lines = [text(f"store  {facts['store']}")]
+    lines = [whole(f"store  {facts['store']}")]
     alive = [pool for pool in facts["pools"] if pool["alive"]]
     for pool in alive:
         age = words.duration(pool["seconds"])
-        lines.append(text(f"pool   pid {pool['pid']}, {pool['state']}, up {age}, {pool['config'] or 'no file'}"))
+        lines.append(whole(f"pool   pid {pool['pid']}, {pool['state']}, up {age}, {pool['config'] or 'no file'}"))
     if not alive:
-        lines.append(text("pool   none runs; `workerpool run` starts one"))
+        lines.append(whole("pool   none runs; `workerpool run` starts one"))
     return lines
 
 
-def _streams(streams: Sequence[Mapping[str, Any]], rates: Mapping[str, float]) -> Table:
+def _streams(streams: Sequence[Mapping[str, Any]], rates: Mapping[str, float]) -> Fitted:
     counts = ("pending", "running", "retrying", "scheduled", "done", "blocked")
-    drawn = table("stream", "state", *counts, "jobs/s", "restarts", "lease", right=(*counts, "jobs/s", "restarts"))
+    drawn = Fitted(
+        *("stream", "state", *counts, "jobs/s", "restarts", "lease"),
+        right=(*counts, "jobs/s", "restarts"),
+        lesser=("restarts", "jobs/s", "lease", "scheduled", "retrying", "running", "done", "blocked", "state"),
+        elastic="lease",
+    )
     for stream in streams:
         rate = rates.get(stream["name"], stream["jobs_per_second"])
-        drawn.add_row(
-            text(stream["name"]),
+        drawn.add(
+            whole(stream["name"]),
             styled(_state(stream)),
-            *(f"{stream[count]:,}" for count in counts),
-            "" if rate is None else f"{rate:,.1f}",
-            f"{stream['restarts']}",
+            *(text(f"{stream[count]:,}") for count in counts),
+            text("" if rate is None else f"{rate:,.1f}"),
+            text(stream["restarts"]),
             text(lease_words(stream["lease"])),
         )
     return drawn
@@ -118,19 +177,23 @@ def lease_words(lease: Mapping[str, Any]) -> str:
     return f"{said}; standby: {waiting}" if waiting else said
 
 
-def _workers(workers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Table:
-    drawn = table("worker", "pid", "state", "job", "for", "progress", "restarts", right=("pid", "restarts"))
+def _workers(workers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Fitted:
+    drawn = Fitted(
+        *("job", "for", "progress", "worker", "pid", "state", "restarts"),
+        right=("pid", "restarts"),
+        lesser=("restarts", "state", "progress", "pid", "worker", "for"),
+    )
     for _, worker in workers:
         more = f" +{worker['jobs_together'] - 1}" if worker["jobs_together"] > 1 else ""
         progress = worker["progress"]
-        drawn.add_row(
+        drawn.add(
+            whole(f"{worker['job']}{more}" if worker["job"] else "idle"),
+            text(words.duration(worker["seconds"]) if worker["seconds"] is not None else ""),
+            text(f"{progress[0]:,}/{progress[1]:,}" if progress else ""),
             text(worker["name"]),
-            f"{worker['pid']}",
+            text(worker["pid"]),
             styled(worker["state"]),
-            text(f"{worker['job']}{more}" if worker["job"] else "idle"),
-            words.duration(worker["seconds"]) if worker["seconds"] is not None else "",
-            f"{progress[0]:,}/{progress[1]:,}" if progress else "",
-            f"{worker['restarts']}",
+            text(worker["restarts"]),
         )
     return drawn
 
@@ -142,32 +205,48 @@ def _trouble(stream: Mapping[str, Any]) -> Text:
 # -- jobs
 
 
-def jobs(views: Iterable[JobView]) -> Table:
+def jobs(views: Iterable[JobView | PutAside]) -> RenderableType:
     """The list of `jobs`."""
-    drawn = table("id", "stream", "state", "sent", "due / ended", "failed runs", "last error", right=("failed runs",))
+    drawn = Fitted(
+        *("id", "stream", "state", "sent", "due / ended", "failed runs", "last error"),
+        right=("failed runs",),
+        lesser=("sent", "due / ended", "failed runs", "last error", "stream", "state"),
+        elastic="last error",
+    )
     now = now_ms()
     for view in views:
-        delivery = Delivery.of(view.job)
-        drawn.add_row(
-            Text(words.printable(view.job.id), no_wrap=True, overflow="fold"),
-            text(view.job.stream_id),
-            styled(words.state_word(view)),
-            words.relative(view.job.submitted_at.physical_time, now),
-            _when(view, now),
-            f"{delivery.attempt or ''}",
-            text(words.last_line(last_error(view), 80)),
-        )
+        drawn.add(*(_of_file(view, now) if isinstance(view, PutAside) else _of_job(view, now)))
     return drawn
+
+
+def _of_job(view: JobView, now: int) -> list[Text]:
+    record = Record.of(view)
+    said = "cancelled" if record.cancelled else words.last_line(record.last_error, 80)
+    return [
+        whole(view.job.id),
+        text(view.job.stream_id),
+        styled(words.state_word(view)),
+        text(words.relative(view.job.submitted_at.physical_time, now)),
+        text(_when(view, now)),
+        text(record.attempts or ""),
+        text(said),
+    ]
+
+
+def _of_file(aside: PutAside, now: int) -> list[Text]:
+    ended = text(words.relative(aside.ended_ms, now))
+    return [
+        whole(aside.name),
+        text(aside.stream),
+        styled("blocked"),
+        text(""),
+        ended,
+        text(""),
+        text(words.QUARANTINED),
+    ]
 
 
 def _when(view: JobView, now: int) -> str:
     if view.signal:
         return words.relative(view.signal.completed_at.physical_time, now)
     return words.relative(view.due_ms, now) if view.due_ms is not None else ""
-
-
-def last_error(view: JobView) -> str:
-    """The newest error that a job's records have; "" when there is none."""
-    said = (view.dossier or {}).get("error")
-    errors = Delivery.of(view.job).errors
-    return said if isinstance(said, str) else errors[-1] if errors else ""

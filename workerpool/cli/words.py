@@ -17,6 +17,8 @@ OPEN_STATES = ("pending", "running", "scheduled", "retrying")
 END_STATES = ("done", "done_with_concerns", "needs_context", "blocked")
 NO_RECORD = "without a record"
 """A file in done/ that has no signal: nobody knows how it ended."""
+QUARANTINED = "quarantined: it could not be read as a job and was put aside in done/"
+"""Of a file that a pool has moved out of the way."""
 
 _SECRET = re.compile(r"(?<=[?&]password=)[^&]*")
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from queuekit import ArtifactRef, Completion, ObservationStatus, QueueKit
+from queuekit.clock import ProcessClock
+from queuekit.ids import JobID, StreamID
+from queuekit.job import Job
+from workerpool.cli import views
 from workerpool.cli.main import cli
 
 
@@ -40,7 +46,7 @@ class Store:
 
     def ended(self, status: str, stream: str = "s", **dossier: object) -> str:
         id = self.running(stream)
-        completion = Completion(id, ObservationStatus(status), (ArtifactRef.file_path("/out"),), dossier or None)
+        completion = Completion(JobID(id), ObservationStatus(status), (ArtifactRef.file_path("/out"),), dossier or None)
         assert self.queue.reply_batch([completion]) == 1
         return id
 
@@ -48,6 +54,10 @@ class Store:
         id = self.running()
         self.queue.backend.defer(id, 2**42, error="ValueError: the first\nsecond line")
         return id
+
+
+def job(id: str, stream: str = "s") -> Job:
+    return Job(id=JobID(id), stream_id=StreamID(stream), submitted_at=ProcessClock().send(), payload=b"x")
 
 
 @pytest.fixture
@@ -92,6 +102,41 @@ def test_the_list_is_cut_and_says_so(store: Store) -> None:
 def test_the_whole_id_is_in_the_list(store: Store) -> None:
     id = store.queue.submit("s")
     assert id in store.run("jobs").stdout
+
+
+def test_jobs_counts_the_run_that_decided_and_has_its_error(store: Store) -> None:
+    store.ended("blocked", cause="retries exhausted", error="E: no", errors=["E: 1", "E: no"], attempts=2, crashes=1)
+    [told] = store.read("jobs")["jobs"]
+    assert (told["failed_runs"], told["crashes"], told["error"]) == (2, 1, "E: no")
+    assert told["errors"] == ["E: 1", "E: no"]
+    assert "E: no" in store.run("jobs").stdout
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100, 200])
+def test_ids_and_headers_are_never_cut_however_narrow_the_terminal(width: int) -> None:
+    ids = [f"{place:032x}" for place in range(3)]
+    drawn = views.Fitted(
+        *("id", "stream", "state", "sent", "last error"),
+        lesser=("sent", "last error", "stream", "state"),
+        elastic="last error",
+    )
+    for id in ids:
+        drawn.add(views.whole(id), *map(views.text, ("a-stream", "done_with_concerns", "3s ago", "ValueError: " * 9)))
+    page = io.StringIO()
+    Console(width=width, file=page).print(drawn)
+    said = page.getvalue()
+    for id in ids:
+        assert id in ("".join(said.split()) if width < 32 else said)
+    assert max(map(len, said.splitlines())) <= width
+    if width >= 80:
+        assert "…" not in said.splitlines()[0]
+        assert "stream" in said.splitlines()[0]
+
+
+def test_a_stream_that_is_not_configured_is_pointed_at(store: Store) -> None:
+    (store.folder.parent / "config.toml").write_text('[streams.encode]\nhandler = "handlers:encode"\n')
+    assert "did you mean 'encode'?" in store.run("jobs", "--stream", "encod").stderr
+    assert store.run("jobs", "--stream", "encode").stderr == ""
 
 
 # -- show
@@ -142,11 +187,31 @@ def test_show_of_what_was_never_sent(store: Store) -> None:
     assert store.run("show", "a/b").exit_code == 2
 
 
-def test_show_of_a_file_that_was_put_aside(store: Store) -> None:
-    name = "0000000000000001-00000001-0000000001-s-x"
+def quarantined(store: Store) -> str:
+    name = f"0000000000000001-00000001-0000000001-s-{'ab' * 16}"
     (store.folder / "new" / name).write_text("{")
     assert store.queue.drain("s") == []
-    assert "could not be read as a job" in store.run("show", name).stderr
+    return name
+
+
+def test_show_finds_a_file_that_was_put_aside_by_its_name_and_by_the_id_in_it(store: Store) -> None:
+    name = quarantined(store)
+    for typed in (name, "ab" * 16):
+        shown = store.run("show", typed)
+        assert shown.exit_code == 0, shown.output
+        assert "blocked (quarantined)" in shown.stdout
+        assert "could not be read as a job" in shown.stdout
+    assert store.read("show", name)["quarantined"] is True
+
+
+def test_jobs_lists_what_was_put_aside_as_blocked(store: Store) -> None:
+    name = quarantined(store)
+    blocked = store.ended("blocked")
+    listed = {job["id"]: job for job in store.read("jobs", "--state", "blocked", "--stream", "s")["jobs"]}
+    assert {id: job["quarantined"] for id, job in listed.items()} == {name: True, blocked: False}
+    assert "quarantined" in store.run("jobs").stdout
+    assert store.states("--state", "done") == {}
+    assert store.run("retry", "--all-blocked", "--yes").stdout == f"{blocked} pending again\n"
 
 
 # -- acting
@@ -198,3 +263,45 @@ def test_prune_removes_what_ended_long_enough_ago(store: Store) -> None:
     assert "1 job removed" in store.run("prune", "--older-than", "0").stdout
     assert store.states() == {pending: "pending"}
     assert store.run("prune", "--older-than", "soon").exit_code == 2
+
+
+# -- cancelled jobs, ids cut short
+
+
+def test_a_cancelled_job_is_told_as_one_and_not_revived_with_the_blocked(store: Store) -> None:
+    cancelled, blocked = store.queue.submit("s"), store.ended("blocked", "t")
+    store.queue.cancel(cancelled)
+    listed = {job["id"]: job["cancelled"] for job in store.read("jobs")["jobs"]}
+    assert listed == {cancelled: True, blocked: False}
+    assert "cancelled" in store.run("jobs", "--stream", "s").stdout
+    assert store.run("retry", "--all-blocked", "--yes").exit_code == 0
+    assert store.states() == {cancelled: "blocked", blocked: "pending"}
+    assert store.run("retry", cancelled).exit_code == 0
+    assert store.states()[cancelled] == "pending"
+
+
+def test_the_beginning_of_an_id_is_enough_while_it_is_clear(store: Store) -> None:
+    store.queue.send(job("abcd-1"))
+    store.queue.send(job("abcd-2"))
+    other = store.queue.submit("s")
+    assert f"job {other} " in store.run("show", other[:8]).stdout
+    ambiguous = store.run("cancel", "abcd", other[:8])
+    assert ambiguous.exit_code == 1
+    assert "begins the ids of 2 jobs" in ambiguous.stderr
+    assert "abcd-1, abcd-2" in ambiguous.stderr
+    assert ambiguous.stdout == f"{other} cancelled\n"
+    assert store.run("show", "abcd").exit_code == 2
+    assert store.run("retry", other[:4]).stdout == f"{other} pending again\n"
+    assert store.run("show", other[:3]).exit_code == 1
+
+
+def test_a_whole_id_goes_before_a_longer_one_that_it_begins(store: Store) -> None:
+    store.queue.send(job("abcd"))
+    store.queue.send(job("abcde"))
+    assert store.run("cancel", "abcd").stdout == "abcd cancelled\n"
+    assert store.run("cancel", "abcde").stdout == "abcde cancelled\n"
+
+
+def test_what_the_stream_is_called_begins_no_id(store: Store) -> None:
+    store.queue.submit("encode")
+    assert store.run("show", "encode").exit_code == 1
