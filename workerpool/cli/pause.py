@@ -45,7 +45,7 @@ def pause_command(source: Source, stream: str) -> None:
     told = _tell_pools(directory)
     click.echo(f"stream {stream} is paused: nothing more is claimed; `workerpool resume {stream}` ends it")
     if not told:
-        click.echo("no pool runs here now; the next one will leave it alone")
+        click.echo("there was no running pool to tell; the next one will see it")
 
 
 @click.command("resume")

@@ -60,7 +60,7 @@ def mail(config: Path) -> dict[str, Any]:
 def test_a_pause_is_made_and_ended_with_no_pool_and_status_says_since_when(config: Path) -> None:
     assert mail(config)["paused_since_ms"] is None
     made = run(config, "pause", "mail")
-    assert (made.exit_code, "no pool runs here now" in made.stdout) == (0, True)
+    assert (made.exit_code, "no running pool to tell" in made.stdout) == (0, True)
     assert mail(config)["paused_since_ms"] > 0
     assert "stream mail: paused since " in run(config, "status").stdout
     assert run(config, "resume", "mail").exit_code == 0
