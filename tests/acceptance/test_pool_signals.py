@@ -243,7 +243,7 @@ def test_a_signal_every_five_milliseconds_after_the_start_is_obeyed(
 ) -> None:
     """T10."""
     estate = make_estate({name: {"workers": 2} for name in STREAMS})
-    for step in range(0, 1500, 5):
+    for step in range(0, 2001, 5):
         signal_while_starting(estate, number, step / 1000)
 
 
