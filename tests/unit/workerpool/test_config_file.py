@@ -257,6 +257,7 @@ def test_sending_needs_no_streams(load):
     ],
 )
 def test_one_mistake_is_one_line(lines, text, line):
+    """C12: refused before anything is started, with file, line, table and key; `send` and `run` read it alike."""
     assert lines(GOOD + text) == [line]
 
 
@@ -280,12 +281,14 @@ def test_one_mistake_is_one_line(lines, text, line):
     ],
 )
 def test_a_mistake_in_the_shape_is_one_line(lines, text, line):
+    """C12: tables that are misspelt or misplaced."""
     found = lines(text)
     assert len(found) == 1
     assert found[0].startswith(line)
 
 
 def test_streams_that_would_share_a_lease_file_are_refused_together(lines):
+    """C12."""
     found = lines('[streams."a.b"]\nhandler = "h:a"\n[streams.a_b]\nhandler = "h:b"\n')
     assert found == ['config.toml:3: streams.a_b: has the same lease file as stream "a.b" (a_b): rename one']
 

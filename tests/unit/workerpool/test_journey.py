@@ -61,6 +61,7 @@ class FakeQueue:
         self.stuck: dict[str, Exception] = {}
         self.sent: dict[str, Job] = {}
         self.known: dict[str, JobView] = {}
+        self.dossiers: dict[str, Any] = {}
         self.seconds_per_call = 0.0
         self.now = 0.0
 
@@ -88,6 +89,7 @@ class FakeQueue:
             if each.status is ObservationStatus.DONE and each.job_id in self.refused:
                 raise self.refused[each.job_id]
         self._call("reply", [(each.job_id, each.status.value) for each in completions])
+        self.dossiers.update((each.job_id, each.dossier) for each in completions)
         return len(completions)
 
     def defer(self, job_id: str, due_ms: int, *, error: str, crashed: bool, lease: Lease) -> None:
@@ -333,3 +335,42 @@ def test_very_many_follow_ups_are_sent_in_portions_and_the_reply_waits_for_the_l
     assert journey.waiting == 0
     assert queue.said[-1] == ("reply", [("a", "done")])
     assert [job_id for verb, what in queue.said if verb == "send" for job_id in what] == ids
+
+
+# -- what is kept of failed runs
+
+
+def told(queue: FakeQueue, job_id: str) -> list[dict[str, Any]]:
+    """The runs in a job's dossier, without their times."""
+    return [{key: each[key] for key in each if key != "ended_ms"} for each in queue.dossiers[job_id]["runs"]]
+
+
+def test_the_dossier_of_a_blocked_job_tells_of_the_failed_runs_that_this_process_saw(queue, journey):
+    for attempt, seconds in enumerate((0.25, 1.5)):
+        journey.ended(claim("a", attempt=attempt), Result.failed("boom", run_seconds=seconds), halved_from=8)
+    journey.crashed(claim("a", attempt=2), "killed")
+    journey.ended(claim("a", attempt=3, crashes=1), failed("last"))
+    journey.carry_out(LEASE)
+    assert told(queue, "a") == [
+        {"run": 1, "seconds": 0.25, "halved_from": 8},
+        {"run": 2, "seconds": 1.5, "halved_from": 8},
+        {"run": 3},
+        {"run": 4, "seconds": 0.0},
+    ]
+    assert all(each["ended_ms"] > 0 for each in queue.dossiers["a"]["runs"])
+
+
+def test_runs_of_an_earlier_life_of_the_job_are_not_told(queue, journey):
+    for attempt in range(3):
+        journey.ended(claim("a", attempt=attempt), failed())
+    journey.ended(claim("a"), classify_error(Discard("no")))  # a person has had it retried meanwhile
+    journey.carry_out(LEASE)
+    assert [each["run"] for each in told(queue, "a")] == [1]
+
+
+def test_a_success_forgets_the_runs_before_it(queue, journey):
+    journey.ended(claim("a"), failed())
+    journey.ended(claim("a", attempt=1), OK)
+    journey.ended(claim("a", attempt=3), failed())
+    journey.carry_out(LEASE)
+    assert [each["run"] for each in told(queue, "a")] == [4]
