@@ -88,7 +88,7 @@ def run(
         with contextlib.suppress(QueueError), open_queue(config) as queue:
             _mention_strangers(config, queue)
         _summarise(master, time.monotonic() - begun, box)
-    board.remove() if code == 0 else board.close()
+    board.close()  # it stays, so that `status` can tell of the last run; the next pool's end sweeps it
     box.close()
     reports.close()
     return code

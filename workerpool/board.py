@@ -386,7 +386,7 @@ class Board:
         self.mapping.close()
 
     def remove(self) -> None:
-        """Close it and delete the file: for a pool that ended in order."""
+        """Close it and delete the file: for one that nobody shall read any more."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self.close()

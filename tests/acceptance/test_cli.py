@@ -243,3 +243,15 @@ def test_an_interrupted_wait_is_130(place: Place) -> None:
     _, said = sender.communicate(timeout=30)
     assert sender.returncode == 130
     assert "Traceback" not in said
+
+
+def test_what_a_burst_has_done_is_still_told_when_it_has_ended(place: Place) -> None:
+    for word in ("fine", "fine", "raise"):
+        assert place.run("send", "work", word).returncode == 0
+    assert place.run("run", "--burst").returncode == 6
+    assert place.run("send", "work", "fine").returncode == 0
+    [stream] = place.status()["streams"]
+    assert (stream["done"], stream["blocked"], stream["pending"]) == (2, 1, 1)
+    assert place.run("run", "--burst").returncode == 0
+    [stream] = place.status()["streams"]
+    assert (stream["done"], stream["blocked"], stream["pending"]) == (1, 0, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -90,3 +92,22 @@ def test_a_store_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path, r
     assert result.exit_code == 3
     assert "there is no queue" in result.output
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("folder", ["", "new", ".workerpool"])
+def test_a_folder_that_cannot_be_read_is_one_line_and_no_clean_bill(
+    root: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = os.scandir
+
+    def refusing(path: str | int) -> Any:
+        if path == os.path.join(root, folder):
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr("workerpool.cli.fsck.os.scandir", refusing)
+    result = fsck(root)
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert "Permission denied" in result.stderr
+    assert result.stdout == ""

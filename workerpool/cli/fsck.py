@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import click
 
+from queuekit import BackendUnavailable
 from queuekit.backends.maildir.fsck import Finding, Repaired, Severity, examine, repair
+from queuekit.backends.maildir.fsck.foundation import ALL_FOLDERS
 from queuekit.backends.maildir.fsck.look import Progress
 from workerpool.cli import words
 from workerpool.cli.main import FAILED, USAGE, Refusal
@@ -43,6 +46,7 @@ def fsck_command(ctx: click.Context, source: Source, repairing: bool, deep: bool
     root = store_folder(config)
     if root is None:
         raise Refusal("fsck is for stores that are folders; a database keeps its own order", USAGE)
+    _check_readable(root)
     limit, ttl = config.store.max_job_bytes, config.lease.ttl
     repaired: list[Repaired] = []
     with _progress() as progress:
@@ -55,6 +59,18 @@ def fsck_command(ctx: click.Context, source: Source, repairing: bool, deep: bool
     else:
         _say(root, found, repaired, offer=not repairing)
     ctx.exit(FAILED if _is_left(found) else 0)
+
+
+def _check_readable(root: str) -> None:
+    """Raise `BackendUnavailable` unless what is there can be listed: a folder unread is no folder without faults."""
+    for folder in ("", *sorted(ALL_FOLDERS)):
+        path = os.path.join(root, folder)
+        try:
+            os.scandir(path).close()
+        except (FileNotFoundError, NotADirectoryError):  # a finding, or no queue at all: both are said by the look
+            continue
+        except OSError as error:
+            raise BackendUnavailable(f"cannot read {path.rstrip('/')}: {error.strerror}") from error
 
 
 def _is_left(found: Sequence[Finding]) -> bool:

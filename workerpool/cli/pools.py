@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import psutil
 
+from queuekit import BackendUnavailable
 from workerpool.board import Board, BoardError, BoardHeader, Kind, RowView, find_boards
 from workerpool.process import boot_id, is_running
 
@@ -78,6 +79,12 @@ class Pool:
         """The stream of that name here."""
         return next((each for each in self.streams if each.row.stream == name), None)
 
+    @property
+    def survivors(self) -> list[RowView]:
+        """The rows of processes that still run: of a dead pool, those that have outlived its master."""
+        streams = [stream.row for stream in self.streams if stream.row.state != "ended" and stream.alive]
+        return [*streams, *(row for row in self.workers() if row.state != "ended" and row.owner_is_running())]
+
     def workers(self) -> Iterator[RowView]:
         """Every worker."""
         for stream in self.streams:
@@ -85,8 +92,15 @@ class Pool:
 
 
 def read_pools(directory: str) -> list[Pool]:
-    """The pools with a board in `directory`, living ones first, the newest first among each."""
-    pools = [pool for path, alive in find_boards(directory) if (pool := _read(path, alive)) is not None]
+    """The pools with a board in `directory`, living ones first, the newest first among each.
+
+    Raises `BackendUnavailable` when the directory cannot be listed.
+    """
+    try:
+        boards = find_boards(directory)
+    except OSError as error:
+        raise BackendUnavailable(f"cannot list {directory}: {error.strerror}") from error
+    pools = [pool for path, alive in boards if (pool := _read(path, alive)) is not None]
     return sorted(pools, key=lambda pool: (not pool.alive, -pool.header.created_ms))
 
 

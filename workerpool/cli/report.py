@@ -5,8 +5,11 @@ Counts of waiting jobs come from the store, everything about processes from the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
+
+import psutil
 
 from queuekit import BackendUnavailable, QueueKit
 from queuekit.clock import now_ms
@@ -24,22 +27,28 @@ Facts = dict[str, Any]
 def gather(config: PoolConfig, queue: QueueKit) -> Facts:
     """The status of a store and its pools.
 
-    `ok`: no stream is failing and none is blocked by a stopped process. Raises `BackendUnavailable` when the store
-    cannot be read.
+    `ok`: no stream is failing, and none is held up by a process that is stopped or stuck.
+    Raises `BackendUnavailable` when the store cannot be read.
     """
     pools = read_pools(board_directory(config))
     configured = [stream.name for stream in config.streams]
     named = [*configured, *sorted((queue.backend.streams() | _on_boards(pools)) - set(configured))]
     root = store_folder(config)
-    streams = [_stream(name, queue, pools, root, known=name in configured) | _pause(config, name) for name in named]
+    ttl = config.lease.ttl
+    streams = [
+        _stream(name, queue, pools, root, known=name in configured) | _pause(config, name) | _stuck(name, pools, ttl)
+        for name in named
+    ]
+    for stream in streams:
+        stream["stuck"] = stream["stuck"] or _is_late(stream["lease"], ttl)
     return {
-        "ok": all(stream["health"] != "failing" for stream in streams),
+        "ok": not any(stream["health"] == "failing" or stream["stuck"] or stream["stopped_pid"] for stream in streams),
         "store": words.masked(config.store.url),
         "config": config.path,
         "running": any(pool.alive for pool in pools),
         "pools": [_pool(pool) for pool in pools],
         "streams": streams,
-        "warnings": list(_warnings(config, streams, pools)),
+        "warnings": list(_warnings(config, queue, streams, pools)),
     }
 
 
@@ -171,10 +180,38 @@ def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
     }
 
 
+# -- processes that do not go on
+
+
+def _stuck(name: str, pools: list[Pool], ttl: float) -> Facts:
+    """`stuck`: the pid of a living pool's process of this stream that has given no sign of life for a ttl, or None."""
+    for pool in pools:
+        rows = pool.stream(name) if pool.alive and pool.same_boot else None
+        if rows is not None and rows.alive and rows.row.heartbeat_ns:
+            silent = (time.monotonic_ns() - rows.row.heartbeat_ns) / 1e9
+            if silent > ttl:
+                return {"stuck": rows.row.pid, "silent": silent}
+    return {"stuck": None, "silent": None}
+
+
+def _is_late(lease: Mapping[str, Any], ttl: float) -> int | None:
+    """The pid of a lease's living holder when its last heartbeat is over a ttl old, or None."""
+    late = lease["state"] == "held" and lease["age"] > ttl
+    return lease["pid"] if late and lease["pid"] is not None and psutil.pid_exists(lease["pid"]) else None
+
+
+def _about_stuck(stream: Mapping[str, Any]) -> str:
+    ages = [age for age in (stream["silent"], stream["lease"]["age"]) if age is not None]
+    return (
+        f"stream {stream['name']}: its process is stopped or stuck: pid {stream['stuck']} gave no sign of life for "
+        f"{words.duration(max(ages))}"
+    )
+
+
 # -- what a person should know
 
 
-def _warnings(config: PoolConfig, streams: list[Facts], pools: list[Pool]) -> list[str]:
+def _warnings(config: PoolConfig, queue: QueueKit, streams: list[Facts], pools: list[Pool]) -> list[str]:
     said = []
     unknown = [stream["name"] for stream in streams if not stream["configured"] and _waits(stream)]
     if config.streams and unknown:
@@ -188,10 +225,18 @@ def _warnings(config: PoolConfig, streams: list[Facts], pools: list[Pool]) -> li
                 f"until it goes on (kill -CONT {stream['stopped_pid']}) or ends"
             )
         lease = stream["lease"]
-        if lease["state"] == "held" and not lease["on_board"] and lease["age"] > config.lease.ttl:
+        if stream["stuck"]:
+            said.append(_about_stuck(stream))
+        elif lease["state"] == "held" and not lease["on_board"] and lease["age"] > config.lease.ttl:
             said.append(f"stream {stream['name']}: its lease was last renewed {words.duration(lease['age'])} ago")
-    said += [_about_dead(pool) for pool in pools if not pool.alive and not _ended_in_order(pool)]
-    return said
+    dead = [pool for pool in pools if not pool.alive and not _ended_in_order(pool)]
+    in_flight = _in_flight(queue) if any(row.job for pool in dead for row in pool.workers()) else set()
+    running = {row.job for pool in pools if pool.alive for row in pool.workers()}
+    return said + [_about_dead(pool, in_flight - running) for pool in dead]
+
+
+def _in_flight(queue: QueueKit) -> set[str]:
+    return {str(job.id) for job in queue.in_flight()}
 
 
 def _about_paused(stream: Mapping[str, Any]) -> str:
@@ -208,10 +253,16 @@ def _ended_in_order(pool: Pool) -> bool:
     return pool.master is not None and pool.master.state == "ended"
 
 
-def _about_dead(pool: Pool) -> str:
-    running = [row.job for row in pool.workers() if row.job]
-    text = f"pool {pool.header.pid} ended without clearing up"
-    return f"{text}; it was running {words.number(len(running), 'job')}, which will run again" if running else text
+def _about_dead(pool: Pool, left: set[str]) -> str:
+    """What became of a pool that did not end in order. `left`: the jobs in flight that nobody is known to run."""
+    head = f"pool {pool.header.pid}"
+    survivors = len(pool.survivors)
+    if survivors:
+        stay = "es of it still run and end" if survivors > 1 else " of it still runs and ends"
+        return f"{head} has lost its master; {survivors} process{stay} when what it does is done"
+    again = sum(row.job in left for row in pool.workers())
+    text = f"{head} ended without clearing up"
+    return f"{text}; it was running {words.number(again, 'job')}, which will run again" if again else text
 
 
 def rates(before: Facts, after: Facts, seconds: float) -> dict[str, float]:

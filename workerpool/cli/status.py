@@ -23,11 +23,12 @@ _FRAMES_PER_SECOND = 2
 def status_command(ctx: click.Context, source: Source, as_json: bool) -> None:
     """Show the pool and its streams on one screen: what waits, what runs, who works it, what is wrong.
 
-    `done` and `blocked` count what the present run has ended. A stream is failing when its handler cannot be loaded or
-    its processes die again and again.
+    `done` and `blocked` count what the present run has ended; without one, the last. A stream is failing when its
+    handler cannot be loaded or its processes die again and again.
 
     \b
-    Exit codes: 0 nothing is failing (also when no pool runs), 1 a stream is failing, 3 the store cannot be read
+    Exit codes: 0 nothing is failing (also when no pool runs), 1 a stream is failing or its process stopped or stuck,
+    3 the store cannot be read
     """
     config = source.load()
     with open_queue(config) as queue:

@@ -96,7 +96,7 @@ class Fitted:
         stretched = self._columns.index(self._elastic) if self._elastic else 0
         if self._elastic:
             widths[stretched] = min(natural[stretched], self._SHORTEST)
-        for name in self._lesser:
+        for name in sorted(self._lesser, key=self._says_something):
             if self._taken(widths) <= room:
                 break
             del widths[self._columns.index(name)]
@@ -104,6 +104,10 @@ class Fitted:
             left = room - self._taken(widths)
             widths[stretched] = min(natural[stretched], widths[stretched] + max(0, left))
         return widths | {0: min(widths[0], room)}
+
+    def _says_something(self, name: str) -> bool:
+        place = self._columns.index(name)
+        return any(row[place].plain for row in self._rows)
 
     def _taken(self, widths: Mapping[int, int]) -> int:
         return sum(widths.values()) + self._GAP * (len(widths) - 1)

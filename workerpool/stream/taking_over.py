@@ -26,6 +26,7 @@ class TakingOver:
         self._arrivals = arrivals
         self._directory = directory
         self._in_place = in_place
+        self._charged = 0
         self._trouble = Trouble("taking the stream over", _log)
 
     def act(self, now: float) -> None:
@@ -58,7 +59,12 @@ class TakingOver:
             desk.journey.carry_out(desk.lease)
         reclaimed = desk.backend.reclaim_in_flight(desk.stream, lease=desk.lease)
         if reclaimed or owner is not None:
-            _log.warning("took over stream %s; %d jobs were in flight", desk.stream, reclaimed)
+            _log.warning(
+                "took over stream %s; jobs in flight: %d, of which %d were being run",
+                desk.stream,
+                reclaimed + self._charged,
+                self._charged,
+            )
         desk.backend.finish_intents(desk.stream, lease=desk.lease)
         self._arrivals.open(now)
 
@@ -71,5 +77,6 @@ class TakingOver:
             for job_id, how in found.running_jobs():
                 claimed = desk.backend.adopt(job_id, lease=desk.lease)
                 if claimed is not None:
+                    self._charged += 1
                     desk.journey.crashed(claimed, how)
         self._in_place = None

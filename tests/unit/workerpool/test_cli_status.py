@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -146,13 +147,71 @@ def test_who_stands_by_is_shown(config: Path, board: Board) -> None:
     assert told["standby_pids"] == [board.view(1).pid]
 
 
-def test_a_dead_pools_board_tells_what_was_running(config: Path, board: Board) -> None:
+def test_a_dead_pools_board_tells_what_was_running_and_is_still_in_flight(config: Path, board: Board) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        id = queue.submit("mail", b"x")
+        queue.drain("mail")
+        board.row(2).start_job(id)
+        for row in (1, 2):
+            board.row(row).adopt(2**22 + 1, "nobody")
+        board.close()
+        told = facts(config)
+        assert told["running"] is False
+        assert [worker["job"] for worker in told["pools"][0]["was_running"]] == [id]
+        assert "running 1 job, which will run again" in told["warnings"][0]
+        queue.reply(id, "done")
+    [warning] = facts(config)["warnings"]
+    assert "will run again" not in warning
+
+
+def test_a_pool_whose_master_alone_died_has_survivors(config: Path, board: Board) -> None:
     board.row(2).start_job("job-7")
     board.close()
+    [warning] = facts(config)["warnings"]
+    assert "has lost its master; 2 processes of it still run" in warning
+    assert "again" not in warning
+
+
+def test_the_board_of_a_pool_that_ended_in_order_is_read_without_a_warning(config: Path, board: Board) -> None:
+    board.row(1).add(jobs_done=5, jobs_blocked=2)
+    board.row(1).say(state="ended")
+    board.row(0).say(state="ended")
+    board.close()
     told = facts(config)
-    assert told["running"] is False
-    assert [worker["job"] for worker in told["pools"][0]["was_running"]] == ["job-7"]
-    assert "running 1 job, which will run again" in told["warnings"][0]
+    assert (told["ok"], told["warnings"]) == (True, [])
+    stream = told["streams"][0]
+    assert (stream["health"], stream["done"], stream["blocked"]) == ("stopped", 5, 2)
+
+
+def test_a_process_without_a_sign_of_life_is_stuck(config: Path, board: Board) -> None:
+    assert facts(config)["ok"] is True
+    board.row(1).beat(time.monotonic_ns() - 16 * 10**9)
+    result = status(config)
+    assert result.exit_code == 1
+    assert "its process is stopped or stuck" in result.stdout
+    assert mail(config)["stuck"] == board.view(1).pid
+
+
+def test_a_held_lease_that_is_not_renewed_is_a_stuck_process(config: Path) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        lease = queue.lease("mail")
+        assert lease.try_acquire()
+        place = config.parent / "spool" / "mail.drain.lease"
+        place.write_text(f"{lease.owner}\n{time.time() - 60}")
+        told = facts(config)
+    assert told["ok"] is False
+    assert "its process is stopped or stuck" in told["warnings"][0]
+
+
+def test_boards_that_cannot_be_listed_are_an_unusable_store(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: str) -> NoReturn:
+        raise PermissionError(13, "Permission denied", directory)
+
+    monkeypatch.setattr("workerpool.cli.pools.find_boards", refuse)
+    for command in ("status", "stop", "reload"):
+        result = CliRunner().invoke(cli, [command, str(config)])
+        assert result.exit_code == 3, command
+        assert result.stderr.count("\n") == 1
 
 
 def test_control_codes_of_an_error_do_not_reach_the_terminal(config: Path, board: Board) -> None:
