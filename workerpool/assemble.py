@@ -19,8 +19,9 @@ from queuekit.watch import warm_up
 from workerpool import logs
 from workerpool.board import Board, sweep
 from workerpool.config import PoolConfig, StreamConfig
+from workerpool.config_source import line_of
 from workerpool.errors import ConfigError, Problem
-from workerpool.master.desk import Workplace, rows_of
+from workerpool.master.desk import EXIT_USAGE, Workplace, rows_of
 from workerpool.master.loop import Master
 from workerpool.process import Channel
 from workerpool.reporting import Reports
@@ -84,7 +85,7 @@ def run(
     begun = time.monotonic()
     code = master.run()
     sweep(directory, keep=[board.path])
-    if burst:
+    if burst and code != EXIT_USAGE:
         with contextlib.suppress(QueueError), open_queue(config) as queue:
             _mention_strangers(config, queue)
         _summarise(master, time.monotonic() - begun, box)
@@ -99,9 +100,11 @@ def refuse_unsupported(config: PoolConfig) -> None:
     file = config.path or "config"
     problems = []
     if config.store.scheme != "dir":
-        problems.append(Problem(file, None, "store.url", "a pool of this version runs on dir: stores only"))
+        line = line_of(config.path, ("store", "url"), lambda url: str(url).startswith(config.store.scheme))
+        problems.append(Problem(file, line, "store.url", "a pool of this version runs on dir: stores only"))
     if config.http.listen:
-        problems.append(Problem(file, None, "http.listen", "this version serves no page; leave it empty"))
+        line = line_of(config.path, ("http", "listen"), lambda listen: listen == config.http.listen)
+        problems.append(Problem(file, line, "http.listen", "this version serves no page; leave it empty"))
     if problems:
         raise ConfigError(problems)
 
@@ -151,7 +154,8 @@ def _summarise(master: Master, seconds: float, box: SharedLatencyWindowBox) -> N
     total = done + blocked
     rate = total / seconds if seconds else 0.0
     sys.stdout.write(
-        f"{total:,} jobs in {seconds:.1f} s ({rate:,.0f} jobs/s), {blocked} blocked, {retried} retried; "
+        f"{total:,} job{'' if total == 1 else 's'} in {seconds:.1f} s ({rate:,.0f} jobs/s), {blocked} blocked, "
+        f"{retried} retried; "
         f"drain p50 {p50:.1f} ms, p95 {p95:.1f} ms\n"
     )
     sys.stdout.flush()

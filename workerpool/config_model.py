@@ -74,7 +74,7 @@ def _store_url(text: str) -> str:
     scheme, rest = split_store_url(text)
     if scheme not in STORE_SCHEMES:
         near = did_you_mean(scheme, STORE_SCHEMES)
-        raise ValueError(f"unknown store '{scheme[:40]}:'{near or ': use dir:PATH, sqlite:PATH or postgresql://…'}")
+        raise ValueError(f"unknown store '{scheme[:40]}:'{near or ': use dir:PATH'}")
     if scheme == "postgresql" and not rest.startswith("//"):
         raise ValueError("a PostgreSQL store is written postgresql://user@host/database")
     if scheme != "postgresql" and re.match(r"//(?!/)", rest):
@@ -95,8 +95,12 @@ def split_store_url(text: str) -> tuple[str, str]:
 def _reference(text: str) -> str:
     module, colon, name = text.partition(":")
     words = [*module.split("."), *name.split(".")]
-    if not colon or not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
+    if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words if word or colon):
         raise ValueError(f'must be "package.module:callable", not {shown(text)}')
+    if not colon:
+        before, dot, last = text.rpartition(".")
+        near = f", did you mean '{before}:{last}'?" if dot and before and last else ""
+        raise ValueError(f'must be "package.module:callable", not {shown(text)}{near}')
     return text
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from workerpool.config_lines import KeyPath, key_lines
@@ -111,6 +111,23 @@ def _unsafe_places(label: str, found: os.stat_result, folders: tuple[str, ...]) 
     for folder in folders:
         if reason := why_unusable(folder):
             yield Problem(label, None, "", f"its folder {folder} {reason}")
+
+
+def line_of(path: str | None, key: KeyPath, fits: Callable[[object], bool]) -> int | None:
+    """The line of a file on which a key has a value that fits; None when its value came from elsewhere.
+
+    For what is found wrong after the configuration was read, when its values do not know any more where they stood.
+    """
+    if path is None:
+        return None
+    try:
+        text = _read_file(path)[0].decode().replace("\r\n", "\n")
+        written: Any = tomllib.loads(text)
+        for part in key:
+            written = written[part]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):  # no line to point at
+        return None
+    return key_lines(text).get(key) if fits(written) else None
 
 
 def why_unusable(folder: str) -> str | None:

@@ -110,6 +110,11 @@ def load_handler(spec: str, path: Sequence[str]) -> Handler:
     its traceback), no such name in it, something that cannot be called or takes the wrong parameters, or a file or
     folder that others may write to. Changes `sys.path` of this process.
     """
+    return Handler(spec, load_callable(spec, path))
+
+
+def load_callable(spec: str, path: Sequence[str]) -> Callable[..., Any]:
+    """What `spec` names, whatever its signature: the first half of `load_handler`, raising the same."""
     module_name, colon, attributes = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in f"{module_name}.{attributes}".split(".")):
         raise HandlerError(spec, 'must look like "package.module:callable"')
@@ -121,11 +126,20 @@ def load_handler(spec: str, path: Sequence[str]) -> Handler:
     found: object = _import(spec, module_name, folders)
     for name in attributes.split("."):
         if not hasattr(found, name):
-            raise HandlerError(spec, f"{module_name} has no {name!r}")
+            raise HandlerError(spec, f"{module_name} has no {name!r}{_near(name, found)}")
         found = getattr(found, name)
     if not callable(found):
         raise HandlerError(spec, f"{attributes} is of type {type(found).__name__}, which cannot be called")
-    return Handler(spec, found)
+    return found
+
+
+def _near(name: str, place: object) -> str:
+    """`, did you mean '…'?` for what a module or class has of a name like it; "" when it has nothing such."""
+    import difflib
+
+    known = [each for each in dir(place) if not each.startswith("_") and callable(getattr(place, each, None))]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 # -- importing

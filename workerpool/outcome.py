@@ -14,6 +14,7 @@ import base64
 import dataclasses
 import datetime
 import enum
+import importlib
 import math
 import os
 import traceback
@@ -31,6 +32,7 @@ _MAX_FRAMES = 12
 _MAX_MEMBERS = 5
 _MAX_CAUSES = 3
 _OWN_FILES = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__) + os.sep)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -241,8 +243,8 @@ def _reason(error: Retry | Discard) -> str:
 
 
 def _innermost(stack: traceback.StackSummary) -> traceback.StackSummary:
-    """The last frames, without the pool's own that called the handler."""
-    frames = list(stack)
+    """The last frames, without the pool's own that called the handler, and without those of the import system."""
+    frames = [frame for frame in stack if not frame.filename.startswith(_IMPORTING)]
     while frames and frames[0].filename.startswith(_OWN_FILES):
         del frames[0]
     return traceback.StackSummary.from_list(frames[-_MAX_FRAMES:])
@@ -260,7 +262,9 @@ def _summary(told: traceback.TracebackException) -> str:
 
 
 def _one_line(told: traceback.TracebackException, limit: int = 160) -> str:
-    return clip("".join(told.format_exception_only()).strip(), limit)
+    parts = list(told.format_exception_only())
+    named = next((place for place, part in enumerate(parts) if not part.startswith(" ")), 0)
+    return clip("".join([parts[named], *parts[:named], *parts[named + 1 :]]).strip(), limit)  # of a SyntaxError too
 
 
 def _cause(told: traceback.TracebackException) -> traceback.TracebackException | None:

@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import json
 import logging
+import operator
 import os
 import signal
 import socket
@@ -117,7 +118,7 @@ def _receive(end: socket.socket) -> Metric | None:
 def _load(spec: str) -> Callable[[Metric], object] | None:
     module, _, attribute = spec.partition(":")
     try:
-        hook: Callable[[Metric], object] = getattr(importlib.import_module(module), attribute)
+        hook: Callable[[Metric], object] = operator.attrgetter(attribute)(importlib.import_module(module))
     except Exception as error:  # noqa: BLE001  a user's code: whatever its import raises, the others are served
         _log.error("the telemetry hook %s cannot be imported: %s: %s", spec, type(error).__name__, error)
         return None

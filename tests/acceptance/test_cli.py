@@ -255,3 +255,10 @@ def test_what_a_burst_has_done_is_still_told_when_it_has_ended(place: Place) -> 
     assert place.run("run", "--burst").returncode == 0
     [stream] = place.status()["streams"]
     assert (stream["done"], stream["blocked"], stream["pending"]) == (1, 0, 0)
+
+
+def test_a_burst_that_could_not_begin_counts_no_jobs(place: Place) -> None:
+    (place.folder / "handlers.py").write_text("raise ValueError('no')\n")
+    ended = place.run("run", "--burst")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "ValueError: no" in ended.stderr

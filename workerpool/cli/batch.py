@@ -152,7 +152,7 @@ def _object(line: bytes, max_job_bytes: int) -> dict[str, Any]:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
-    values = parse_json(text)
+    values = parse_json(text.rstrip("\r\n"))
     if not isinstance(values, dict):
         raise ValueError('must be an object: {"payload": …}')
     return values

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -22,9 +22,11 @@ from workerpool.cli import words
 from workerpool.cli.main import STORE, USAGE, code_of
 from workerpool.cli.options import Source, json_option, print_json, with_source
 from workerpool.cli.store import open_queue, store_folder
-from workerpool.config import PoolConfig, StreamConfig
-from workerpool.errors import ConfigError
-from workerpool.handlers import HandlerError, load_handler
+from workerpool.config import PoolConfig
+from workerpool.config_lines import KeyPath
+from workerpool.config_source import line_of
+from workerpool.errors import ConfigError, Problem
+from workerpool.handlers import HandlerError, load_callable, load_handler
 from workerpool.process import Child, kill_group, spawn, wait_readable
 from workerpool.units import format_duration, format_size
 
@@ -45,10 +47,10 @@ class Finding:
 @json_option
 @click.pass_context
 def check_command(ctx: click.Context, source: Source, as_json: bool) -> None:
-    """Read the configuration, import the handlers, try the store; print the configuration as it counts, defaults
-    included.
+    """Read the configuration, import the handlers and hooks, try the store; when all is well, print the configuration
+    as it counts, defaults included.
 
-    Every problem is reported at once, on standard error. Handlers are imported, so their modules' code runs.
+    Every problem is reported at once, on standard error. Handlers and hooks are imported, so their modules' code runs.
 
     \b
     Exit codes: 0 all is well, 2 the configuration or a handler is not, 3 the store cannot be used
@@ -60,12 +62,11 @@ def check_command(ctx: click.Context, source: Source, as_json: bool) -> None:
             raise
         print_json({"ok": False, "problems": [str(problem) for problem in error.problems], "config": None})
         ctx.exit(USAGE)
-    findings = [*_unsupported(config), *_bad_handlers(config), *_bad_store(config)]
+    findings = [*_unsupported(config), *bad_imports(config), *_bad_store(config)]
     if as_json:
         shown = effective(config)
         print_json({"ok": not findings, "problems": [each.text for each in findings], "config": shown})
     else:
-        click.echo(to_toml(effective(config)), nl=False)
         _say(config, findings)
     ctx.exit(min((each.code for each in findings), default=0))
 
@@ -74,6 +75,7 @@ def _say(config: PoolConfig, findings: list[Finding]) -> None:
     for finding in findings:
         click.echo(finding.text, err=True)
     if not findings:
+        click.echo(to_toml(effective(config)), nl=False)
         streams = words.number(len(config.streams), "stream")
         click.echo(f"# all is well: {streams}, {words.masked(config.store.url)}")
 
@@ -92,11 +94,21 @@ def _unsupported(config: PoolConfig) -> Iterator[Finding]:
             yield Finding(str(problem), USAGE)
 
 
-def _bad_handlers(config: PoolConfig) -> Iterator[Finding]:
+def bad_imports(config: PoolConfig) -> Iterator[Finding]:
+    """The handlers and hooks that cannot be imported, each with its place in the file."""
     for stream in config.streams:
-        reason = why_not_importable(stream, config.handlers.path)
+        reason = why_not_importable(stream.handler, config.handlers.path)
         if reason is not None:
-            yield Finding(f"{config.path or 'config'}: streams.{stream.name}.handler: {reason}", USAGE)
+            yield Finding(_placed(config, ("streams", stream.name, "handler"), stream.handler, reason), USAGE)
+    for hook in config.telemetry.hooks:
+        reason = why_not_importable(hook, config.handlers.path, load=load_callable) if ":" in hook else None
+        if reason is not None:
+            yield Finding(_placed(config, ("telemetry", "hooks"), hook, reason), USAGE)
+
+
+def _placed(config: PoolConfig, key: KeyPath, spec: str, reason: str) -> str:
+    line = line_of(config.path, key, lambda written: written == spec or (isinstance(written, list) and spec in written))
+    return str(Problem(config.path or "config", line, ".".join(key), f"{spec!r}: {reason}"))
 
 
 def _bad_store(config: PoolConfig) -> Iterator[Finding]:
@@ -141,11 +153,16 @@ def _write_something(folder: str) -> None:
 # -- importing a handler in a child
 
 
-def why_not_importable(stream: StreamConfig, path: tuple[str, ...], seconds: float = IMPORT_SECONDS) -> str | None:
-    """Why a stream's handler cannot be loaded; None when it can. `seconds`: how long its import may take."""
+def why_not_importable(
+    spec: str,
+    path: tuple[str, ...],
+    seconds: float = IMPORT_SECONDS,
+    load: Callable[[str, tuple[str, ...]], object] = load_handler,
+) -> str | None:
+    """Why a handler (or what else `load` loads) cannot be; None when it can. `seconds`: of patience with its import."""
     reader, writer = os.pipe()
     try:
-        child = spawn(lambda: _import(stream.handler, path, writer), name="check", own_group=True, keep=(writer,))
+        child = spawn(lambda: _import(spec, path, load, writer), name="check", own_group=True, keep=(writer,))
     except OSError as error:
         os.close(reader)
         return f"cannot be tried: {error.strerror}"
@@ -159,19 +176,19 @@ def why_not_importable(stream: StreamConfig, path: tuple[str, ...], seconds: flo
     if said is not None:
         return said or None
     if code is None:
-        return f"handler {stream.handler!r}: its import takes longer than {seconds:g} s"
-    return f"handler {stream.handler!r}: importing it ended the process ({code})"
+        return f"its import takes longer than {seconds:g} s"
+    return f"importing it ended the process ({code})"
 
 
-def _import(spec: str, path: tuple[str, ...], writer: int) -> int:
-    """In the child: say "" for a handler that loads, else the reason. Prints of the module go to standard error."""
+def _import(spec: str, path: tuple[str, ...], load: Callable[[str, tuple[str, ...]], object], writer: int) -> int:
+    """In the child: say "" for what loads, else the reason. Prints of the module go to standard error."""
     os.dup2(2, 1)
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     try:
-        load_handler(spec, path)
+        load(spec, path)
         reason = ""
     except HandlerError as error:
-        reason = str(error)
+        reason = error.reason
     os.write(writer, json.dumps(reason).encode() + b"\n")
     return 0
 

@@ -40,7 +40,7 @@ _LINE_SECONDS = 1.0
 @click.command("send")
 @click.argument("stream", shell_complete=complete_streams)
 @click.argument("payload", required=False, metavar="[PAYLOAD|@FILE|-]")
-@click.argument("config_argument", metavar="[CONFIG]", required=False)
+@click.argument("rest", metavar="[CONFIG]", nargs=-1)
 @click.option("--jsonl", metavar="FILE", help='A batch: {"payload": …} a line, "-" for standard input.')
 @click.option("--delay", metavar="DURATION", help="Not before so long from now: 5m, 1h30m.")
 @click.option("--at", metavar="TIME", help="Not before then: 2026-12-01T03:00+01:00, with its zone.")
@@ -56,7 +56,7 @@ def send_command(
     *,
     stream: str,
     payload: str | None,
-    config_argument: str | None,
+    rest: tuple[str, ...],
     jsonl: str | None,
     delay: str | None,
     at: str | None,
@@ -80,7 +80,8 @@ def send_command(
     was asked, 3 the store cannot be used, 130 interrupted
     """
     if jsonl is not None and payload is not None:
-        payload, config_argument = None, config_argument or payload
+        rest, payload = (*rest, payload), None
+    config_argument = _only_config(rest, payload)
     if jsonl is not None and job_id is not None:
         raise click.UsageError('--id is for one job; in a batch each line may have an "id"')
     settings = find_source(config_argument, config, store)
@@ -97,6 +98,19 @@ def send_command(
 
 
 # -- reading what was asked
+
+
+def _only_config(rest: Sequence[str], payload: str | None) -> str | None:
+    """The configuration among the arguments; words of a payload without quotes are told apart from one."""
+    if payload is not None and rest and not rest[0].endswith(".toml") and not os.path.lexists(rest[0]):
+        shown = words.printable(" ".join((payload, *rest)))
+        raise click.UsageError(
+            f"one payload was expected, and {words.printable(rest[0])!r} is no configuration file: "
+            f"text with spaces needs quotes, such as '{shown}'"
+        )
+    if len(rest) > 1:
+        raise click.UsageError(f"there are too many arguments: {words.printable(' '.join(rest[1:]))}")
+    return rest[0] if rest else None
 
 
 def _due(delay: str | None, at: str | None) -> int | None:

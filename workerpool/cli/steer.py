@@ -9,7 +9,8 @@ import time
 import click
 import psutil
 
-from workerpool.cli.main import FAILED, Refusal
+from workerpool.cli.check import bad_imports
+from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
 from workerpool.cli.pools import Pool, read_pools
 from workerpool.cli.store import board_directory
@@ -44,17 +45,22 @@ def stop_command(source: Source, now: bool) -> None:
 def reload_command(source: Source) -> None:
     """Have this configuration's running pool read it anew.
 
-    Workers are replaced one by one. A bad configuration is reported here, and the pool keeps the old one.
-    Exit code 1 when no pool runs.
+    Workers are replaced one by one. The handlers are imported here first: with a bad configuration, or with one that
+    does not import, the pool is not touched, and the exit code is 2; it is 1 when no pool runs.
     """
     config = source.load()
-    for pool in running_pools(config):
+    pools = running_pools(config)
+    for pool in pools:
         if _has_terminal(pool.header.pid):
             raise Refusal(
                 f"pool {pool.header.pid} was started at a terminal, where the signal to reload ends it: "
                 "stop it and start it again",
                 FAILED,
             )
+    problems = [finding.text for finding in bad_imports(config)]
+    if problems:
+        raise Refusal("\n".join(["not reloaded, the pool goes on as it is:", *problems]), USAGE)
+    for pool in pools:
         _signal(pool, signal.SIGHUP)
         click.echo(f"pool {pool.header.pid} reads its configuration anew")
 

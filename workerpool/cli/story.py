@@ -94,7 +94,7 @@ def _runs(record: Record) -> Lines:
     """The failed runs, as far as their errors are kept."""
     if not record.attempts:
         return
-    crashed = f", {record.crashes} of them took the worker with them" if record.crashes else ""
+    crashed = _crashed(record.attempts, record.crashes)
     lost = record.attempts - len(record.runs)
     kept = f"; of the first {lost} no more is kept" if lost else ""
     yield "failed", f"{words.number(record.attempts, 'run')}{crashed}{kept}"
@@ -109,6 +109,15 @@ def _runs(record: Record) -> Lines:
             yield "", line
         if run.halved_from:
             yield "", f"(a batch of {run.halved_from} jobs failed and was halved until this one stood alone)"
+
+
+def _crashed(attempts: int, crashes: int) -> str:
+    """How many of the failed runs were the end of a worker."""
+    if not crashes:
+        return ""
+    if attempts == crashes == 1:
+        return ", which took its worker with it"
+    return f", {crashes} of them took {'its worker with it' if crashes == 1 else 'their workers with them'}"
 
 
 def _when(run: FailedRun) -> str:

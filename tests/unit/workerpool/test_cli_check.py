@@ -68,9 +68,7 @@ def test_a_handler_that_cannot_be_loaded_is_a_problem_of_its_stream(folder: Path
 
 def test_a_handler_whose_import_hangs_is_given_up(folder: Path) -> None:
     (folder / "hang.py").write_text("import time\ntime.sleep(1000)\n")
-    (folder / "config.toml").write_text('[streams.s]\nhandler = "hang:handle"\n')
-    [stream] = load_config(folder / "config.toml").streams
-    assert "takes longer than 0.2 s" in str(why_not_importable(stream, (str(folder),), seconds=0.2))
+    assert "takes longer than 0.2 s" in str(why_not_importable("hang:handle", (str(folder),), seconds=0.2))
 
 
 def test_every_problem_is_reported_at_once(folder: Path) -> None:
@@ -96,9 +94,80 @@ def test_a_bad_configuration_is_told_as_json_too(folder: Path) -> None:
 
 
 def test_no_password_is_printed(folder: Path) -> None:
-    result = check(folder, GOOD, "--store", "postgresql://me:secret@localhost/db")
+    result = check(folder, GOOD, "--store", "postgresql://me:secret@localhost/db", "--json")
     assert "me:***@" in result.stdout
     assert "secret" not in result.output
+
+
+def test_a_problem_has_the_line_of_its_key_and_hides_the_configuration(folder: Path) -> None:
+    result = check(folder, f'{GOOD}[streams.bad]\nhandler = "fine:handel"\n')
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"{folder}/config.toml:4: streams.bad.handler: 'fine:handel': ")
+    assert line.endswith("fine has no 'handel', did you mean 'handle'?")
+
+
+def test_a_handler_from_the_environment_has_no_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKERPOOL_STREAMS_GOOD_HANDLER", "fine:absent")
+    assert check(folder, GOOD).stderr.startswith(f"{folder}/config.toml: streams.good.handler: 'fine:absent': ")
+
+
+def test_a_dot_for_the_colon_of_a_handler(folder: Path) -> None:
+    assert "did you mean 'fine:handle'?" in check(folder, '[streams.s]\nhandler = "fine.handle"\n').stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ('[store]\nurl = "sqlite:x.db"\n', "config.toml:4: store.url: a pool of this version runs on dir: stores only"),
+        ('[http]\nlisten = "127.0.0.1:1"\n', "config.toml:4: http.listen: this version serves no page"),
+    ],
+)
+def test_what_this_version_cannot_do_is_told_with_its_line(folder: Path, key: str, said: str) -> None:
+    assert said in check(folder, GOOD + key).stderr
+
+
+def test_advice_names_no_store_that_there_is_not(folder: Path) -> None:
+    said = check(folder, f'{GOOD}[store]\nurl = "redis://localhost"\n').stderr
+    assert "use dir:PATH" in said
+    assert "sqlite" not in said
+
+
+def test_an_import_error_begins_with_the_exception_and_has_only_the_users_frames(folder: Path) -> None:
+    (folder / "bad.py").write_text("import worse\n")
+    (folder / "worse.py").write_text("def (:\n")
+    said = check(folder, '[streams.s]\nhandler = "bad:handle"\n').stderr
+    assert "importing bad failed: SyntaxError: " in said.splitlines()[0]
+    assert "import worse" in said
+    assert "importlib" not in said
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("hooks:tell", None),
+        ("hooks:Place.tell", None),
+        ("hooks:tel", "did you mean 'tell'?"),
+        ("gone:tell", "no module"),
+    ],
+)
+def test_hooks_are_imported_too(folder: Path, spec: str, said: str | None) -> None:
+    (folder / "hooks.py").write_text("def tell(metric): pass\nclass Place:\n    tell = staticmethod(tell)\n")
+    result = check(folder, f'{GOOD}[telemetry]\nhooks = ["log", "{spec}"]\n')
+    if said is None:
+        assert result.exit_code == 0, result.stderr
+    else:
+        assert result.exit_code == 2
+        assert "config.toml:4: telemetry.hooks: " in result.stderr
+        assert said in result.stderr
+
+
+def test_a_mistyped_command() -> None:
+    result = CliRunner().invoke(cli, ["ruun"])
+    assert result.exit_code == 2
+    assert "did you mean 'run'?" in result.stderr
+    assert "did you mean" not in CliRunner().invoke(cli, ["xyzzy"]).stderr
 
 
 # -- init

@@ -55,6 +55,23 @@ def refused(result: Result, code: int = 2) -> str:
     return line
 
 
+def test_forgotten_quotes_are_told_as_such(place: Place) -> None:
+    for words in (("hello", "world"), ("hello", "big", "world")):
+        result = place.send("mail", *words)
+        assert result.exit_code == 2
+        assert "text with spaces needs quotes" in result.stderr
+        assert f"'{' '.join(words)}'" in result.stderr
+    assert place.files() == []
+    absent = place.send("mail", "hello", "absent.toml")
+    assert "absent.toml" in absent.stderr
+    assert "with spaces" not in absent.stderr
+
+
+def test_a_mistake_at_the_end_of_a_line_is_told_with_its_column(place: Place) -> None:
+    assert "(column 12)" in refused(place.send_lines(b'{"payload":\n'))
+    assert "(column 12)" in refused(place.send_lines(b'{"payload":'))
+
+
 # -- one job
 
 

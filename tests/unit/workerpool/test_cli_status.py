@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,3 +237,23 @@ def test_there_is_nobody_to_signal(config: Path, command: str) -> None:
 def test_a_bad_configuration_is_not_passed_on(config: Path, board: Board) -> None:
     config.write_text("[streams.mail]\n")
     assert CliRunner().invoke(cli, ["reload", str(config)]).exit_code == 2
+
+
+def test_a_handler_that_does_not_import_is_not_passed_on_either(
+    config: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr("workerpool.cli.steer._has_terminal", lambda _: False)
+
+    def send(_pid: int, _start: str, number: int) -> bool:
+        sent.append(number)
+        return True
+
+    monkeypatch.setattr("workerpool.cli.steer.kill_process", send)
+    refused = CliRunner().invoke(cli, ["reload", str(config)])
+    assert refused.exit_code == 2
+    assert "config.toml:2: streams.mail.handler: 'handlers:mail': there is no module handlers" in refused.stderr
+    assert sent == []
+    (config.parent / "handlers.py").write_text("def mail(job): pass\n")
+    assert CliRunner().invoke(cli, ["reload", str(config)]).exit_code == 0
+    assert sent == [signal.SIGHUP]
