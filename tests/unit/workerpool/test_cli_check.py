@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from workerpool.cli.check import effective, to_toml, why_not_importable
-from workerpool.cli.main import cli
+from workerpool.cli.main import COMMANDS, cli
 from workerpool.config_file import load_config
 
 GOOD = '[streams.good]\nhandler = "fine:handle"\n'
@@ -168,6 +168,11 @@ def test_a_mistyped_command() -> None:
     assert result.exit_code == 2
     assert "did you mean 'run'?" in result.stderr
     assert "did you mean" not in CliRunner().invoke(cli, ["xyzzy"]).stderr
+
+
+def test_the_changelog_lists_every_command() -> None:
+    log = (Path(__file__).parents[3] / "CHANGELOG.md").read_text()
+    assert [name for name in COMMANDS if f"`{name}`" not in log] == []
 
 
 # -- init
