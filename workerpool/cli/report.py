@@ -36,7 +36,7 @@ def gather(config: PoolConfig, queue: QueueKit) -> Facts:
     root = store_folder(config)
     ttl = config.lease.ttl
     streams = [
-        _stream(name, queue, pools, root, known=name in configured) | _pause(config, name) | _stuck(name, pools, ttl)
+        _stream(name, queue, pools, root, known=name in configured) | _pause(config, name) | _stuck(name, pools, config)
         for name in named
     ]
     for stream in streams:
@@ -183,9 +183,14 @@ def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
 # -- processes that do not go on
 
 
-def _stuck(name: str, pools: list[Pool], ttl: float) -> Facts:
-    """`stuck`: the pid of a living pool's process of this stream that has given no sign of life for a ttl, or None."""
-    for pool in pools:
+def _stuck(name: str, pools: list[Pool], config: PoolConfig) -> Facts:
+    """`stuck`: the pid of a living pool's process of this stream that has given no sign of life for a ttl, or None.
+
+    A process that runs handlers inline is silent here while it does: only its lease tells.
+    """
+    stream, ttl = config.stream(name), config.lease.ttl
+    inline = stream is not None and stream.workers == 0
+    for pool in pools if not inline else ():
         rows = pool.stream(name) if pool.alive and pool.same_boot else None
         if rows is not None and rows.alive and rows.row.heartbeat_ns:
             silent = (time.monotonic_ns() - rows.row.heartbeat_ns) / 1e9

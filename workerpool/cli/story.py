@@ -196,6 +196,8 @@ def _running(found: tuple[Pool, RowView] | None, job: Job, record: Record, scene
         return "claimed, but not started yet; whoever claimed it is gone or not on a board: the next pool runs it again"
     pool, row = found
     name = words.printable(row.name)
+    if not pool.alive and row.owner_is_running():
+        return f"still running in {name} (pid {row.pid}), although the master of pool {pool.header.pid} is gone"
     if not pool.alive:
         return f"was running in {name} when pool {pool.header.pid} ended; the next pool runs it again"
     said = f"running in {name} (pid {row.pid}) for {words.duration(running_for(row, pool.same_boot))}"

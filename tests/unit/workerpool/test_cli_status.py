@@ -193,6 +193,12 @@ def test_a_process_without_a_sign_of_life_is_stuck(config: Path, board: Board) -
     assert mail(config)["stuck"] == board.view(1).pid
 
 
+def test_a_process_that_runs_its_handler_itself_may_be_silent_meanwhile(config: Path, board: Board) -> None:
+    config.write_text(CONFIG + "workers = 0\n")
+    board.row(1).beat(time.monotonic_ns() - 16 * 10**9)
+    assert (facts(config)["ok"], mail(config)["stuck"]) == (True, None)
+
+
 def test_a_held_lease_that_is_not_renewed_is_a_stuck_process(config: Path) -> None:
     with QueueKit(config.parent / "spool") as queue:
         lease = queue.lease("mail")

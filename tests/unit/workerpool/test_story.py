@@ -218,6 +218,15 @@ def test_a_running_job_tells_where_it_runs_and_which_run_it_is(rows: Any):
     assert "run 2 of at most 4" in story
 
 
+def test_a_worker_that_has_outlived_its_master_still_runs_its_job(rows: Any):
+    stream, worker = rows(Kind.STREAM, "s", state="running"), rows(Kind.WORKER, "encode-1", job="j")
+    left = said(view(State.CUR), scene([pool(stream, worker, alive=False)]))
+    assert "still running in encode-1" in left
+    assert "again" not in left
+    gone = dataclasses.replace(worker, pid=2**22 + 1)
+    assert "the next pool runs it again" in said(view(State.CUR), scene([pool(stream, gone, alive=False)]))
+
+
 def test_a_claimed_job_tells_who_has_it(rows: Any):
     stream = rows(Kind.STREAM, "s", state="running", lease="held")
     assert f"claimed by its stream's process (pid {os.getpid()})" in said(view(State.CUR), scene([pool(stream)]))
