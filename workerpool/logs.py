@@ -7,8 +7,8 @@
 with `job ID:` before the message where the record has a `job_id`, as those of `ctx.logger` do (what comes before it
 names the stream). JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras,
 and `exception`. A record is written by one `os.write` to a descriptor in append mode, without a buffer that a fork
-could double or a lock that it could leave locked. What was logged cannot forge a line: control characters are escaped, and
-the lines of a traceback are indented.
+could double or a lock that it could leave locked. What was logged cannot forge a line: control characters are escaped,
+and the lines of a traceback are indented.
 
 The file is opened with mode 0600, never through a link, and opened anew whenever its path leads to another file (a log
 rotation needs no signal) or the descriptor is not the file any more (it is parked in a forked child). When it cannot be
