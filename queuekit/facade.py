@@ -75,9 +75,9 @@ class QueueKit:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], **options: Any) -> QueueKit:
-        """A queue by its URL: `dir:./spool`, `sqlite:./jobs.db`, `postgresql://…`; a plain path is a folder.
+        """A queue by its URL: `dir:./spool`; a plain path is a folder.
 
-        Takes the keywords of the constructor. Raises `BackendUnavailable` for a store that this installation has not.
+        Takes the keywords of the constructor. Raises `BackendUnavailable` for every other store: this version has none.
         """
         text = os.fspath(url)
         scheme, _, rest = text.partition(":")
