@@ -24,7 +24,7 @@ demo: $(READY)  ## re-index the standard library through a pool, then search it
 	$(BIN)/python examples/reindex/demo.py
 
 test: $(READY)  ## everything but the long runs
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not torture"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not torture"
 
 torture: $(READY)  ## the long runs
 	$(BIN)/python -m pytest -m torture

@@ -30,9 +30,8 @@ def watch_idleness(estate: Estate, seconds: float) -> None:
     spent = {pid: (cpu_ticks(pid) - ticks, wakeups(pid) - woken) for pid, (ticks, woken) in before.items()}
     print(f"in {seconds:g} s, (ticks, wakeups) per process: {spent}")
     assert len(pids) == 1 + 2 * len(STREAMS)
-    assert (
-        max(ticks for ticks, _ in spent.values()) <= 2 + seconds / 60
-    )  # the heartbeats; a tick is charged whole to whom it meets
+    heartbeats = 2 + seconds / 60  # a tick is charged whole to whom it meets
+    assert max(ticks for ticks, _ in spent.values()) <= heartbeats
     assert max(woken for _, woken in spent.values()) <= seconds + 1
     assert sorted(pool.tree()) == sorted(pids)
     delays = [start_delay(estate) for _ in range(20)]
