@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from queuekit.completion import ArtifactRef, Completion, SignalFile
@@ -108,6 +108,20 @@ class JobView:
     retry: bool = False
     signal: SignalFile | None = None
     dossier: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PutAside:
+    """What could not be read as a job and was put aside for that, with the jobs that ended `blocked`.
+
+    `name`: what the store keeps it under; `stream`: as that name states it, "" when it does not clearly; `ended_ms`:
+    when it was put aside; `size`: bytes.
+    """
+
+    name: str
+    stream: str
+    ended_ms: int
+    size: int
 
 
 class QueueBackend(abc.ABC):
@@ -265,6 +279,28 @@ class QueueBackend(abc.ABC):
         """One job, wherever it is; None when it is not known."""
 
     @abc.abstractmethod
+    def jobs(self, states: Collection[State], stream: str | None = None) -> Iterator[JobView | PutAside]:
+        """The jobs in these states, of one stream or of all, read as they are asked for; nothing is locked.
+
+        Those that have not ended come first: later before new before cur, the deferred ones soonest due first, the
+        others oldest first. Then those that have ended, sent last first, and among them what was put aside. A blocked
+        job has its dossier. One that moves meanwhile may be missing or come twice; what cannot be read is left out.
+
+        Raises `BackendUnavailable`, while it is iterated, when the store cannot be read.
+        """
+
+    @abc.abstractmethod
+    def ids_beginning(self, typed: str) -> list[str]:
+        """The ids of jobs that begin with `typed`, sorted, each once; of what was put aside those that its name states.
+
+        Raises `BackendUnavailable` when the store cannot be read.
+        """
+
+    @abc.abstractmethod
+    def put_aside(self, typed: str) -> PutAside | None:
+        """What was put aside under the name `typed`, or of a job with the id `typed`; None when nothing was."""
+
+    @abc.abstractmethod
     def streams(self) -> set[str]:
         """The streams that jobs which have not ended belong to, as far as that can be told cheaply."""
 
@@ -289,12 +325,16 @@ class QueueBackend(abc.ABC):
         """Call `on_wake` once after attaching and after every arrival until `stop` is set; its errors end the watch."""
 
     @abc.abstractmethod
-    def lease(self, stream: str, ttl: float = 15.0) -> Lease:
-        """A new lease object for a stream, not yet acquired."""
+    def lease(self, stream: str, ttl: float = 15.0, *, exclusive: bool = True) -> Lease:
+        """A new lease object for a stream, not yet acquired. `ttl`: seconds.
+
+        `exclusive=False`: many consumers may work the stream at a time, each with a lease of its own. Raises
+        `ValueError` for that where the store cannot do it.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
         """Release every descriptor; any number of times. Jobs in flight stay in flight."""
 
 
-__all__ = ["JobID", "JobView", "Lease", "QueueBackend", "Tally", "Watcher"]
+__all__ = ["JobID", "JobView", "Lease", "PutAside", "QueueBackend", "Tally", "Watcher"]

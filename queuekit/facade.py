@@ -15,20 +15,22 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from queuekit.backends.maildir.backend import DEFAULT_MAX_JOB_BYTES, FilesystemBackend
+from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
+from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.completion import ArtifactRef, Completion, SignalFile
-from queuekit.contract import JobView, Lease, QueueBackend, Tally
+from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally
 from queuekit.errors import BackendUnavailable, DrainTimeout, QueueError
 from queuekit.hlc import HLCGenerator
 from queuekit.ids import JobID, SessionID, StreamID
 from queuekit.job import Claimed, Job
 from queuekit.lease import DEFAULT_TTL
+from queuekit.lifecycle import State
 from queuekit.status import ObservationStatus, check_terminal
 from queuekit.telemetry import LatencyBox, QueueLatencyWindowBox, is_enabled, report_queue_stats
 
@@ -214,9 +216,12 @@ class QueueKit:
         """Make the jobs pending again that a dead consumer left in flight. Only under a lease just won."""
         return self.backend.reclaim_in_flight(stream, lease=lease)
 
-    def lease(self, stream: str, ttl: float = DEFAULT_TTL) -> Lease:
-        """A lease object for the stream, not yet acquired; `ttl` in seconds."""
-        return self.backend.lease(stream, ttl)
+    def lease(self, stream: str, ttl: float = DEFAULT_TTL, *, exclusive: bool = True) -> Lease:
+        """A lease object for the stream, not yet acquired; `ttl` in seconds.
+
+        `exclusive=False`: one of many on the stream; raises `ValueError` where the store cannot do that.
+        """
+        return self.backend.lease(stream, ttl, exclusive=exclusive)
 
     # -- one job
 
@@ -269,6 +274,13 @@ class QueueKit:
     def look_up(self, job_id: str) -> JobView | None:
         """One job, wherever it is; None when it is not known."""
         return self.backend.look_up(job_id)
+
+    def jobs(self, states: Collection[State] = tuple(State), stream: str | None = None) -> Iterator[JobView | PutAside]:
+        """The jobs in these states, read as they are asked for: open ones first, then those that ended, newest first.
+
+        Raises `BackendUnavailable`, while it is iterated, when the store cannot be read.
+        """
+        return self.backend.jobs(states, stream)
 
     def await_drain(self, stream: str | None = None, poll_interval: float = 0.02, timeout: float = 30.0) -> None:
         """Wait until nothing is pending, in flight or waiting for a retry.

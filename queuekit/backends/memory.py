@@ -20,14 +20,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES, checked_completion, prepare, same_job
 from queuekit.backends.maildir import layout
-from queuekit.backends.maildir.backend import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.maildir.claims import Claim, Claims
-from queuekit.backends.maildir.send import prepare, same_job
-from queuekit.backends.maildir.settle import checked_completion
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.completion import ArtifactRef, Completion, SignalFile
-from queuekit.contract import JobView, Lease, QueueBackend, Tally
+from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally
 from queuekit.errors import BackendUnavailable, IllegalTransition, JobNotFound, LeaseLost, WriteFailed
 from queuekit.hlc import HLCGenerator
 from queuekit.ids import JobID, SessionID, check_identifier, safe_stream
@@ -399,15 +397,43 @@ class MemoryBackend(QueueBackend):
             if found is None:
                 return None
             state, file, _ = found
-            due_ms, retry, _ = (layout.split_later(file) if state is State.LATER else None) or (None, False, "")
-            return JobView(
-                job=_copy(self._folder(state)[file]),
-                state=state,
-                due_ms=due_ms,
-                retry=retry,
-                signal=store.signals.get(job_id) if state is State.DONE else None,
-                dossier=_copied(store.dossiers.get(job_id)),
-            )
+            view = self._view(state, file, self._folder(state)[file])
+            return dataclasses.replace(view, dossier=_copied(store.dossiers.get(job_id)))
+
+    def jobs(self, states: Collection[State], stream: str | None = None) -> Iterator[JobView | PutAside]:
+        """The jobs in these states; a state is looked at when its first job is asked for."""
+        for state in (State.LATER, State.NEW, State.CUR, State.DONE):
+            if state in states:
+                yield from self._views(state, stream)
+
+    def _views(self, state: State, stream: str | None) -> list[JobView]:
+        with self._open():
+            files = sorted(self._folder(state).items(), key=lambda item: item[0], reverse=state is State.DONE)
+            return [self._view(state, file, job) for file, job in files if stream in {None, job.stream_id}]
+
+    def _view(self, state: State, file: str, job: Job) -> JobView:
+        """A job as a list shows it: only one that ended `blocked` with its dossier."""
+        due_ms, retry, _ = (layout.split_later(file) if state is State.LATER else None) or (None, False, "")
+        signal = self.store.signals.get(job.id) if state is State.DONE else None
+        blocked = signal is not None and signal.status is ObservationStatus.BLOCKED
+        return JobView(
+            job=_copy(job),
+            state=state,
+            due_ms=due_ms,
+            retry=retry,
+            signal=signal,
+            dossier=_copied(self.store.dossiers.get(job.id)) if blocked else None,
+        )
+
+    def ids_beginning(self, typed: str) -> list[str]:
+        """The ids that begin so."""
+        with self._open() as store:
+            folders = (store.new, store.later, store.cur, store.done)
+            return sorted({job.id for folder in folders for job in folder.values() if job.id.startswith(typed)})
+
+    def put_aside(self, typed: str) -> PutAside | None:  # noqa: ARG002  whatever is here was a job when it came
+        """None: nothing here cannot be read."""
+        return None
 
     def streams(self) -> set[str]:
         """The streams of jobs that have not ended."""
@@ -435,8 +461,10 @@ class MemoryBackend(QueueBackend):
         finally:
             watcher.close()
 
-    def lease(self, stream: str, ttl: float = DEFAULT_TTL) -> MemoryLease:
+    def lease(self, stream: str, ttl: float = DEFAULT_TTL, *, exclusive: bool = True) -> MemoryLease:
         """A new lease object for the stream, not yet acquired."""
+        if not exclusive:
+            raise ValueError("a stream in memory has one consumer at a time: its lease is exclusive")
         check_identifier(stream)
         return MemoryLease(self.store, stream, ttl)
 

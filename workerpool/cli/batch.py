@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, NoReturn
 
 from queuekit import QueueError
-from queuekit.backends.maildir.send import prepare
+from queuekit.backends.admission import prepare
 from queuekit.clock import ProcessClock
 from queuekit.ids import JobID, StreamID
 from queuekit.job import DELIVERY, Job

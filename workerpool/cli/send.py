@@ -19,7 +19,7 @@ from typing import IO, Any
 import click
 
 from queuekit import QueueKit
-from queuekit.backends.maildir.send import CHUNK, prepare
+from queuekit.backends.admission import prepare
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.ids import JobID, StreamID
 from queuekit.job import Job
@@ -35,6 +35,7 @@ from workerpool.units import parse_duration
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _LOOK_UP_SECONDS = 0.02, 0.2, 5.0
 _LINE_SECONDS = 1.0
+_CHUNK = 2000  # jobs sent between two looks at an interrupt
 
 
 @click.command("send")
@@ -316,7 +317,7 @@ def _last_error(queue: QueueKit, id: str) -> str:
 
 
 def _chunks(numbered: Iterator[tuple[int, Job]]) -> Iterator[list[tuple[int, Job]]]:
-    while chunk := list(itertools.islice(numbered, CHUNK)):
+    while chunk := list(itertools.islice(numbered, _CHUNK)):
         yield chunk
 
 

@@ -4,8 +4,9 @@
     send       tmp/ -> new/, later/                       drain      new/ -> cur/
     deferred   later/ -> new/                             settle     cur/ -> done/, later/, new/
     keep       cancel, retry, prune, intents              census     counting and reading
-    quarantine what is no job -> done/                    ownership  whose file it is
-    claims     what this instance has                     fsops      the system calls
+    listing    reading for people                         ownership  whose file it is
+    quarantine what is no job -> done/                    fsops      the system calls
+    claims     what this instance has
 
 Every move is one rename of the one file, so a job is always in exactly one place; a process may die between any two
 calls. Required of the filesystem: a rename's addition is on disk no later than its removal (ext4, xfs, btrfs, apfs).
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.census import Census
 from queuekit.backends.maildir.claims import Claims
@@ -25,6 +27,7 @@ from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.drain import Drainer
 from queuekit.backends.maildir.fsops import FileOps
 from queuekit.backends.maildir.keep import Keeper
+from queuekit.backends.maildir.listing import Listing
 from queuekit.backends.maildir.mount import Durability, Mount
 from queuekit.backends.maildir.ownership import Ownership
 from queuekit.backends.maildir.quarantine import Quarantine
@@ -32,17 +35,16 @@ from queuekit.backends.maildir.send import Sender
 from queuekit.backends.maildir.settle import Settler
 from queuekit.clock import ProcessClock
 from queuekit.completion import ArtifactRef, Completion, SignalFile
-from queuekit.contract import JobView, Lease, QueueBackend, Tally, Watcher
+from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally, Watcher
 from queuekit.errors import JobNotFound
 from queuekit.hlc import HLCGenerator
 from queuekit.ids import JobID, SessionID, check_identifier
 from queuekit.job import Claimed, Job
 from queuekit.lease import DEFAULT_TTL, DrainLease
+from queuekit.lifecycle import State
 from queuekit.locks import PATIENCE_SECONDS
 from queuekit.status import ObservationStatus, check_terminal
 from queuekit.watch import open_watcher, wait_loop
-
-DEFAULT_MAX_JOB_BYTES = 64 * 2**20
 
 
 class FilesystemBackend(QueueBackend):
@@ -86,6 +88,7 @@ class FilesystemBackend(QueueBackend):
         self._settler = Settler(self._mount, self._claims, self._ownership, self._deferred)
         self._keeper = Keeper(self._mount, self._ownership, self._settler)
         self._census = Census(self._mount, self._ownership, self._keeper, self._settler)
+        self._listing = Listing(self._mount, self._census, self._settler)
 
     @property
     def root(self) -> str:
@@ -245,6 +248,18 @@ class FilesystemBackend(QueueBackend):
         """One job, wherever it is."""
         return self._census.look_up(job_id)
 
+    def jobs(self, states: Collection[State], stream: str | None = None) -> Iterator[JobView | PutAside]:
+        """The jobs in these states; see the contract."""
+        return self._listing.jobs(states, stream)
+
+    def ids_beginning(self, typed: str) -> list[str]:
+        """The ids that begin so; by names only, unless a name does not tell its id."""
+        return self._listing.ids_beginning(typed)
+
+    def put_aside(self, typed: str) -> PutAside | None:
+        """The file in done/ of this name, or with this id at the end of its name, that could not be read as a job."""
+        return self._listing.put_aside(typed)
+
     def streams(self) -> set[str]:
         """Streams of jobs that have not ended, as far as their names state them."""
         return self._census.streams()
@@ -272,8 +287,10 @@ class FilesystemBackend(QueueBackend):
         finally:
             watcher.close()
 
-    def lease(self, stream: str, ttl: float = DEFAULT_TTL) -> DrainLease:
-        """A new lease object for the stream, with a token of its own."""
+    def lease(self, stream: str, ttl: float = DEFAULT_TTL, *, exclusive: bool = True) -> DrainLease:
+        """A new lease object for the stream, with a token of its own. A folder's streams have one drainer at a time."""
+        if not exclusive:
+            raise ValueError("a stream in a folder has one consumer at a time: its lease is exclusive")
         return DrainLease(self.root, stream, os.urandom(8).hex(), ttl, patience=self._patience)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from queuekit import lease as leases
+from queuekit.backends.admission import EXTENSIONS_BYTES
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.fsops import FileOps
 from queuekit.clock import ProcessClock, now_ms
@@ -48,7 +49,6 @@ _FOLDERS = {  # attribute of a mount -> folder below the root; parents first
     "intents": layout.INTENTS,
     "dossiers": layout.DOSSIERS,
 }
-EXTENSIONS_BYTES = 2**20  # what a job file may hold beside its payload when it is sent
 _RECORD_BYTES = 2**18  # what a delivery record can add afterwards
 _SYNC_EACH = 12  # so few files are synced one by one: cheaper than syncing the whole filesystem
 _SLOW_BARRIER_SECONDS = 0.2

@@ -11,11 +11,11 @@ import errno
 import os
 from collections.abc import Iterable
 
+from queuekit.backends.admission import prepare, same_job
 from queuekit.backends.maildir import layout
-from queuekit.backends.maildir.mount import EXTENSIONS_BYTES, Durability, Mount, as_write_failed
+from queuekit.backends.maildir.mount import Durability, Mount, as_write_failed
 from queuekit.errors import DecodingFailed, RenameFailed, WriteFailed
-from queuekit.job import Delivery, Job
-from queuekit.wire import check_sendable, encode_job
+from queuekit.job import Job
 
 CHUNK = 2000
 
@@ -98,27 +98,6 @@ class Sender:
             with contextlib.suppress(FileNotFoundError):  # claimed meanwhile: the job has been accepted before
                 mount.ops.sync_file(folder, target)
         mount.discard([staged])
-
-
-def prepare(job: Job, max_job_bytes: int) -> tuple[str, bytes]:
-    """A new job's file name and bytes, after everything that can be wrong with it has been looked at. No I/O.
-
-    Raises `InvalidIdentifier`, or `WriteFailed` for values that ports do not share and for too many bytes.
-    """
-    check_sendable(job)
-    name = layout.check_job_name(job)
-    if len(job.payload) > max_job_bytes:
-        raise WriteFailed(f"job {job.id}", f"its payload has {len(job.payload)} bytes, {max_job_bytes} at most")
-    data = encode_job(job)
-    if len(data) - len(job.payload) * 4 // 3 > EXTENSIONS_BYTES:
-        raise WriteFailed(f"job {job.id}", f"its extensions take more than {EXTENSIONS_BYTES} bytes")
-    return name, data
-
-
-def same_job(one: Job, other: Job) -> bool:
-    """Whether two jobs of one name are the same, whatever has happened to either of them since it was sent."""
-    fresh = Delivery()
-    return encode_job(fresh.onto(one)) == encode_job(fresh.onto(other))
 
 
 def _move_error(error: OSError, staged: str, name: str) -> Exception:

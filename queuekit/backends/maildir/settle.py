@@ -15,14 +15,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from queuekit.backends.admission import checked_completion
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.mount import Mount, as_write_failed
 from queuekit.backends.maildir.ownership import Ownership
-from queuekit.completion import ArtifactRef, Completion, SignalFile
+from queuekit.completion import Completion, SignalFile
 from queuekit.contract import Lease
-from queuekit.errors import DecodingFailed, JobNotFound, LeaseLost, WriteFailed
+from queuekit.errors import DecodingFailed, JobNotFound, LeaseLost
 from queuekit.ids import JobID, SessionID, check_identifier
 from queuekit.job import Claimed, Delivery, Job
 from queuekit.status import ObservationStatus, check_terminal
@@ -394,16 +395,6 @@ class Settler:
         except (FileNotFoundError, ValueError, RecursionError):
             return None
         return dossier if isinstance(dossier, dict) else None
-
-
-def checked_completion(completion: Completion) -> Completion:
-    """The reply itself; raises what `complete` raises before anything is touched."""
-    check_identifier(completion.job_id)
-    status = check_terminal(completion.status)
-    for artifact in completion.artifacts:
-        if not isinstance(artifact, ArtifactRef):
-            raise WriteFailed(f"the signal of job {completion.job_id}", f"{artifact!r} is no ArtifactRef")
-    return Completion(completion.job_id, status, tuple(completion.artifacts), completion.dossier)
 
 
 def _foreign_claim(name: str, job: Job, lease: Lease | None) -> Claim:

@@ -15,6 +15,7 @@ from queuekit.testing.contract.base import Opener
 from queuekit.testing.contract.claiming import ClaimingContract
 from queuekit.testing.contract.deferring import DeferringContract
 from queuekit.testing.contract.leasing import LeasingContract
+from queuekit.testing.contract.listing import ListingContract
 from queuekit.testing.contract.people import PeopleContract
 from queuekit.testing.contract.sending import SendingContract
 from queuekit.testing.contract.settling import SettlingContract
@@ -28,6 +29,7 @@ class BackendContract(
     SettlingContract,
     DeferringContract,
     PeopleContract,
+    ListingContract,
     LeasingContract,
     WakingContract,
     FacadeContract,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.maildir.fsck import foundation, holders, inventory, jobs, records
 from queuekit.backends.maildir.fsck.finding import Finding, by_weight
 from queuekit.backends.maildir.fsck.look import Look, Progress
 from queuekit.lease import DEFAULT_TTL
 
-DEFAULT_MAX_JOB_BYTES = 64 * 2**20
 PATIENCE_SECONDS = 2.0
 
 

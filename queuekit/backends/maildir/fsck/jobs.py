@@ -11,6 +11,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
 
+from queuekit.backends.admission import same_job
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.fsck.finding import Finding, finding
 from queuekit.backends.maildir.fsck.inventory import Inventory, number
@@ -31,7 +32,6 @@ from queuekit.backends.maildir.fsck.look import (
     suggested,
 )
 from queuekit.backends.maildir.mount import Mount
-from queuekit.backends.maildir.send import same_job
 from queuekit.clock import now_ms
 from queuekit.errors import BackendUnavailable, DecodingFailed
 from queuekit.job import Job

@@ -14,11 +14,12 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from queuekit import lease as leases
+from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.claims import Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.fsck import holders, jobs, records
-from queuekit.backends.maildir.fsck.examine import DEFAULT_MAX_JOB_BYTES, PATIENCE_SECONDS
+from queuekit.backends.maildir.fsck.examine import PATIENCE_SECONDS
 from queuekit.backends.maildir.fsck.finding import Finding, Repaired
 from queuekit.backends.maildir.fsck.inventory import is_stale, number
 from queuekit.backends.maildir.fsck.look import (
