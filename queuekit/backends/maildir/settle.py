@@ -280,7 +280,7 @@ class Settler:
         claim = self.find(job_id, lease)
         mount = self._mount
         with as_write_failed(claim.name):
-            later, data = claim.deferral or self._deferral(claim, due_ms, error, crashed)
+            later, data = claim.deferral or self._deferral(claim, due_ms, error, crashed, lease)
             staged = mount.stage_all([data])[0]
             try:
                 with self._acting(claim.stream, lease):
@@ -296,11 +296,12 @@ class Settler:
         self._claims.drop(claim)
         self._deferred.note(later, due_ms)
 
-    def _deferral(self, claim: Claim, due_ms: int, error: str, crashed: bool) -> tuple[str, bytes]:
+    def _deferral(self, claim: Claim, due_ms: int, error: str, crashed: bool, lease: Lease | None) -> tuple[str, bytes]:
         """The job's name in later/ and its bytes there."""
         job = claim.job or self._mount.look_into(self._mount.cur, claim.name)
         if job is None:
-            raise JobNotFound(claim.job_id, "it is not in flight here any more")
+            with self._acting(claim.stream, lease):  # that the lease is lost is the first thing to say
+                raise JobNotFound(claim.job_id, "it is not in flight here any more")
         changed = Delivery.of(job).failed(error, crashed=crashed).onto(job)
         return layout.later_filename(claim.name, due_ms, retry=True), encode_job(changed)
 

@@ -7,8 +7,9 @@
                 yield lambda **options: stack.enter_context(contextlib.closing(MyBackend(tmp_path, **options)))
 
 Every backend that `open_backend()` returns within one test works on the same store, which is empty at first; `options`
-are those of the backends here (`max_job_bytes`). Needs pytest; nothing but tests may import it. For readable failures,
-call `pytest.register_assert_rewrite("queuekit.testing.contract")` in a conftest.py before.
+are those of the backends here (`max_job_bytes`). Say `shares_streams = True` where many may work one stream at a time.
+Needs pytest; nothing but tests may import it. For readable failures, call
+`pytest.register_assert_rewrite("queuekit.testing.contract")` in a conftest.py before.
 """
 
 from queuekit.testing.contract.base import Opener

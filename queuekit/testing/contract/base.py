@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pytest
 
@@ -18,7 +18,12 @@ class Opener(Protocol):
 
 
 class Contract:
-    """The base of the parts. `backend` is the consumer under test, `peer` another one of the same store."""
+    """The base of the parts. `backend` is the consumer under test, `peer` another one of the same store.
+
+    `shares_streams`: whether the store can let many consumers work one stream (`lease(…, exclusive=False)`).
+    """
+
+    shares_streams: ClassVar[bool] = False
 
     @pytest.fixture
     def open_backend(self) -> Opener:

@@ -49,6 +49,28 @@ class LeasingContract(Contract):
         won(backend, "a")
         won(peer, "b")
 
+    def test_many_work_a_stream_where_the_store_can_do_that(self, backend: QueueBackend, peer: QueueBackend) -> None:
+        if not self.shares_streams:
+            with pytest.raises(ValueError, match="exclusive"):
+                backend.lease(STREAM, exclusive=False)
+            return
+        mine, theirs = (each.lease(STREAM, exclusive=False) for each in (backend, peer))
+        assert mine.try_acquire()
+        assert theirs.try_acquire()
+        assert not mine.is_held_by_other()
+        mine.verify()
+
+    @pytest.mark.parametrize("verb", ["complete", "release", "defer"])
+    def test_that_the_lease_is_lost_is_said_before_that_the_job_is_gone(
+        self, backend: QueueBackend, peer: QueueBackend, verb: str
+    ) -> None:
+        backend.write(make_job("j", STREAM))
+        backend.drain_available()
+        peer.complete("j", DONE)
+        arguments = {"complete": (DONE,), "defer": (EPOCH_MS,)}.get(verb, ())
+        with pytest.raises(LeaseLost):
+            getattr(backend, verb)("j", *arguments, lease=backend.lease(STREAM))
+
     def test_the_fence_counts_take_overs(self, backend: QueueBackend, peer: QueueBackend) -> None:
         mine = backend.lease(STREAM)
         assert mine.fence == 0
