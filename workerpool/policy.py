@@ -37,6 +37,7 @@ class BlockCause(enum.StrEnum):
     EXHAUSTED = "retries exhausted"
     CRASHED = "crashed too often"
     DISCARDED = "discarded by its handler"
+    UNDEFERRABLE = "cannot be put off"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,15 @@ def settle_crash(delivery: Delivery, error: str, config: StreamConfig, now_ms: i
         return _block(BlockCause.EXHAUSTED, error, after, now_ms)
     delay = retry_delay(after.attempt, config, rand)
     return RetryAt(due_ms=now_ms + math.ceil(delay * 1000), error=error, crashed=True)
+
+
+def cannot_wait(retry: RetryAt, delivery: Delivery, why: str, now_ms: int) -> Block:
+    """What to do instead of a retry that the store can never put off, `why` says for what reason: no further run.
+
+    `delivery`: the job's record before the run that failed; `now_ms`: ms since the epoch.
+    """
+    after = delivery.failed(retry.error, crashed=retry.crashed)
+    return _block(BlockCause.UNDEFERRABLE, f"{why}; its run had failed: {retry.error}", after, now_ms)
 
 
 def retry_delay(failed_runs: int, config: StreamConfig, rand: float) -> float:

@@ -35,6 +35,8 @@ _CAUSES = {
     BlockCause.EXHAUSTED.value: "retries exhausted: every run failed, and no more are allowed",
     BlockCause.CRASHED.value: "crashed too often: its runs killed their workers, and it is not let near another",
     BlockCause.DISCARDED.value: "discarded by its handler: it said that no run can succeed",
+    BlockCause.UNDEFERRABLE.value: "its run failed, and the store can never keep it for another one: "
+    "another program has given it too long a name, or something in it that cannot be written",
     "cancelled": "cancelled by a person before it ran",
     "unknown": "unknown: its record was damaged, and fsck has put this one in its place",
 }

@@ -4,8 +4,9 @@
 
 Follow-up jobs are durable before the parent's reply. What the store cannot take now (a full disk, a lock) is kept and
 tried again: the handler is never run again for that. Only what the store can never take becomes a failed run of the job
-that it came from. A call takes about `TURN_SECONDS` at most and leaves the rest for the next one, so that the caller
-comes to its heartbeat. Nothing here decides: `workerpool.policy` does.
+that it came from, and a job that can never be put off ends blocked instead. A call takes about `TURN_SECONDS` at most
+and leaves the rest for the next one, so that the caller comes to its heartbeat. Nothing here decides:
+`workerpool.policy` does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from queuekit.job import Delivery
 from queuekit.status import ObservationStatus
 from workerpool.config import StreamConfig
 from workerpool.outcome import Result
-from workerpool.policy import Block, Decision, Reply, RetryAt, settle, settle_crash
+from workerpool.policy import Block, Decision, Reply, RetryAt, cannot_wait, settle, settle_crash
 
 _log = logging.getLogger("workerpool.stream")
 _FOLLOW_UPS_AT_ONCE = 2000
@@ -36,30 +37,33 @@ TURN_SECONDS = 0.5
 
 @dataclasses.dataclass(slots=True)
 class Counts:
-    """What became of this process's jobs."""
+    """What became of this process's jobs. `dropped`: results of jobs that were not in flight here any more."""
 
     done: int = 0
     retried: int = 0
     blocked: int = 0
+    dropped: int = 0
     crashes: int = 0
 
     @property
     def handled(self) -> int:
-        """How many runs of jobs have been brought to the store."""
-        return self.done + self.retried + self.blocked
+        """How many runs of jobs are dealt with; the follow-ups of a dropped one have been sent, too."""
+        return self.done + self.retried + self.blocked + self.dropped
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Settlement:
     """One job with its decision.
 
-    `submitted`: follow-ups that are not durable yet; `runs`: the failed ones that this process has seen, for people.
+    `submitted`: follow-ups that are not durable yet; `run`: what is known of the run that this is the result of;
+    `runs`: the failed ones that this process has seen, for people.
     """
 
     claimed: Claimed
     decision: Decision
     submitted: list[Job]
-    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    run: dict[str, Any]
+    runs: list[dict[str, Any]]
 
 
 class Journey:
@@ -108,19 +112,24 @@ class Journey:
     def _note(
         self, claimed: Claimed, decision: Decision, submitted: list[Job], seconds: float | None, halved_from: int
     ) -> None:
-        """Open the job's settlement, with what is known of its failed runs; a retry's are kept for its next end."""
+        """Open the job's settlement, with what is known of its runs."""
         before = Delivery.of(claimed.job).attempt
         runs = [run for run in self._failed_runs.pop(claimed.job.id, []) if run["run"] <= before]
+        run: dict[str, Any] = {"run": before + 1, "ended_ms": now_ms()}
+        run |= {} if seconds is None else {"seconds": round(seconds, 3)}
+        run |= {"halved_from": halved_from} if halved_from else {}
+        each = _Settlement(claimed, decision, submitted, run, runs)
         if not isinstance(decision, Reply):
-            run: dict[str, Any] = {"run": before + 1, "ended_ms": now_ms()}
-            run |= {} if seconds is None else {"seconds": round(seconds, 3)}
-            run |= {"halved_from": halved_from} if halved_from else {}
-            runs = [*runs, run][-_RUNS_KEPT:]
-        if isinstance(decision, RetryAt):
-            self._failed_runs[claimed.job.id] = runs
+            self._tell_failed(each)
+        self._open.append(each)
+
+    def _tell_failed(self, each: _Settlement) -> None:
+        """Its run is one of the failed ones, which are told at the job's end; a retry's are kept for that."""
+        each.runs = [*each.runs, each.run][-_RUNS_KEPT:]
+        if isinstance(each.decision, RetryAt):
+            self._failed_runs[each.claimed.job.id] = each.runs
             if len(self._failed_runs) > _JOBS_KEPT:
                 del self._failed_runs[next(iter(self._failed_runs))]
-        self._open.append(_Settlement(claimed, decision, submitted, runs))
 
     def forget(self) -> None:
         """The lease is lost: every claim is somebody else's, and so is what becomes of it."""
@@ -145,6 +154,7 @@ class Journey:
         """Its success cannot be written down, now or ever: that makes it a failed run."""
         each.decision = self._decide(each.claimed, Result.failed(f"{what}: {error}"))
         each.submitted = []
+        self._tell_failed(each)
 
     # -- follow-ups
 
@@ -196,43 +206,50 @@ class Journey:
     def _reply(self, lease: Lease) -> None:
         while ending := self._next_ends():
             try:
-                self._queue.reply_batch([_completion(each) for each in ending], lease=lease)
+                taken = self._queue.reply_batch([_completion(each) for each in ending], lease=lease)
             except (WriteFailed, InvalidIdentifier, InvalidTerminalStatus) as error:
                 if not _is_final(error):
                     raise
                 self._reply_one_by_one(ending, lease)
             else:
-                self._ended(ending)
+                self._ended(ending, taken)
 
     def _next_ends(self) -> list[_Settlement]:
-        """What can be replied to now, no id twice: the store knows a job by its id."""
+        """What can be replied to now, no id twice: the store knows a job by its id.
+
+        Either such as count as done or such as count as blocked: the store says only how many of them it took.
+        """
         ending: dict[str, _Settlement] = {}
         for each in self._open:
             if not isinstance(each.decision, RetryAt) and not each.submitted:
                 ending.setdefault(each.claimed.job.id, each)
-        return list(ending.values())
+        done = [each for each in ending.values() if not _is_blocked(each)]
+        return done or list(ending.values())
 
     def _reply_one_by_one(self, ending: Sequence[_Settlement], lease: Lease) -> None:
         for each in ending:
             try:
-                self._queue.reply_batch([_completion(each)], lease=lease)
+                taken = self._queue.reply_batch([_completion(each)], lease=lease)
             except (WriteFailed, InvalidIdentifier, InvalidTerminalStatus) as error:
                 if not _is_final(error) or not isinstance(each.decision, Reply):
                     raise
                 self._refuse(each, "its outcome could not be written", error)
             else:
-                self._ended([each])
+                self._ended([each], taken)
 
-    def _ended(self, ended: Sequence[_Settlement]) -> None:
+    def _ended(self, ended: Sequence[_Settlement], taken: int) -> None:
+        """They are settled, `taken` of them by this reply; the others were not in flight here any more."""
+        dropped = len(ended) - taken
+        self.counts.dropped += dropped
+        if _is_blocked(ended[0]):
+            self.counts.blocked += taken
+        else:
+            self.counts.done += taken
+        what = "has failed for good, unless it was dropped" if dropped else "is blocked"
         for each in ended:
-            decision = each.decision
-            if isinstance(decision, Block):
-                error = _line(decision.error)
-                _log.error("job %s is blocked (%s): %s", each.claimed.job.id, decision.cause, error)
-            if isinstance(decision, Reply) and decision.status is not ObservationStatus.BLOCKED:
-                self.counts.done += 1
-            else:
-                self.counts.blocked += 1
+            if isinstance(each.decision, Block):
+                decision = each.decision
+                _log.error("job %s %s (%s): %s", each.claimed.job.id, what, decision.cause, _line(decision.error))
         self._take_off(ended)
 
     def _take_off(self, settled: Sequence[_Settlement]) -> None:
@@ -247,13 +264,23 @@ class Journey:
                 self._defer_one(each, lease)
             except LeaseLost:
                 raise
-            except QueueError:
+            except QueueError as error:
+                if isinstance(error, WriteFailed) and _is_final(error):
+                    self._give_up(each, error)
+                    continue
                 self._open.remove(each)
                 self._open.append(each)  # the others come first next time
                 raise
             self._take_off([each])
             if self._clock() >= until:
                 return
+
+    def _give_up(self, each: _Settlement, error: WriteFailed) -> None:
+        """It can never be put off: no further run, and its end is replied to next."""
+        if not isinstance(each.decision, RetryAt):
+            raise AssertionError(each.decision)
+        each.decision = cannot_wait(each.decision, Delivery.of(each.claimed.job), str(error), now_ms())
+        self._failed_runs.pop(each.claimed.job.id, None)
 
     def _defer_one(self, each: _Settlement, lease: Lease) -> None:
         decision, job = each.decision, each.claimed.job
@@ -265,10 +292,17 @@ class Journey:
             )
         except JobNotFound:
             _log.warning("dropped the result of job %s: it is not in flight here any more", job.id)
+            self.counts.dropped += 1
             return
         self.counts.retried += 1
         wait = max(0, decision.due_ms - now_ms()) / 1000
         _log.warning("job %s failed, again in %.1f s: %s", job.id, wait, _line(decision.error))
+
+
+def _is_blocked(settlement: _Settlement) -> bool:
+    """Whether its end counts as blocked."""
+    decision = settlement.decision
+    return not isinstance(decision, Reply) or decision.status is ObservationStatus.BLOCKED
 
 
 def _is_final(error: QueueError) -> bool:

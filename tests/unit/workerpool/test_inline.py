@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from stream_config import make_config
 
 from queuekit import LeaseLost
 from queuekit.contract import Lease
@@ -46,22 +47,7 @@ def many(jobs):
         raise ValueError("boom")
 """
 
-CONFIG = StreamConfig(
-    name="encode",
-    handler="inline_handlers:one",
-    workers=0,
-    batch_size=1,
-    batch_wait=0.0,
-    timeout=0.0,
-    soft_timeout=0.0,
-    retries=3,
-    backoff=1.0,
-    max_backoff=300.0,
-    max_crashes=2,
-    max_jobs=0,
-    max_memory=0,
-    exclusive=True,
-)
+CONFIG = make_config(handler="inline_handlers:one", workers=0)
 
 
 class FakeLease:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import pytest
+from stream_config import make_config
 
 from queuekit import Claimed, Completion, Job, JobNotFound, LeaseLost, QueueKit, WriteFailed
 from queuekit.completion import ArtifactRef
@@ -18,26 +19,10 @@ from queuekit.lifecycle import State
 from queuekit.status import ObservationStatus
 from queuekit.testing.jobs import make_job
 from queuekit.wire import decode_job, encode_job
-from workerpool.config import StreamConfig
 from workerpool.outcome import Discard, Outcome, Result, classify, classify_error
 from workerpool.stream.journey import TURN_SECONDS, Journey
 
-CONFIG = StreamConfig(
-    name="encode",
-    handler="h:f",
-    workers=1,
-    batch_size=1,
-    batch_wait=0.0,
-    timeout=0.0,
-    soft_timeout=0.0,
-    retries=3,
-    backoff=1.0,
-    max_backoff=300.0,
-    max_crashes=2,
-    max_jobs=0,
-    max_memory=0,
-    exclusive=True,
-)
+CONFIG = make_config()
 LEASE = cast("Lease", object())
 OK = classify(None)
 FULL_DISK = OSError(28, "No space left on device")
@@ -51,7 +36,8 @@ def on_disk(error: Exception, cause: OSError = FULL_DISK) -> Exception:
 
 class FakeQueue:
     """Facade and backend in one. `said`: what was asked, in order; `faults`: what the next calls of a verb raise;
-    `refused`, `stuck`: jobs that can never be sent or end as `done`, and those that cannot be deferred now."""
+    `refused`, `stuck`: jobs that can never be sent or end as `done`, and those that cannot be deferred; `gone`: those
+    that are not in flight any more."""
 
     def __init__(self) -> None:
         self.backend = self
@@ -59,6 +45,7 @@ class FakeQueue:
         self.faults: dict[str, list[Exception]] = {}
         self.refused: dict[str, Exception] = {}
         self.stuck: dict[str, Exception] = {}
+        self.gone: set[str] = set()
         self.sent: dict[str, Job] = {}
         self.known: dict[str, JobView] = {}
         self.dossiers: dict[str, Any] = {}
@@ -89,8 +76,9 @@ class FakeQueue:
             if each.status is ObservationStatus.DONE and each.job_id in self.refused:
                 raise self.refused[each.job_id]
         self._call("reply", [(each.job_id, each.status.value) for each in completions])
-        self.dossiers.update((each.job_id, each.dossier) for each in completions)
-        return len(completions)
+        taken = [each for each in completions if each.job_id not in self.gone]
+        self.dossiers.update((each.job_id, each.dossier) for each in taken)
+        return len(taken)
 
     def defer(self, job_id: str, due_ms: int, *, error: str, crashed: bool, lease: Lease) -> None:
         assert lease is LEASE
@@ -153,7 +141,7 @@ def test_a_failed_run_is_deferred_and_the_last_one_ends_blocked(queue, journey):
     journey.ended(claim("b", attempt=3), failed("last"))
     journey.carry_out(LEASE)
     assert queue.said == [("reply", [("b", "blocked")]), ("defer", ("a", "first", False))]
-    assert dataclasses.asdict(journey.counts) == {"done": 0, "retried": 1, "blocked": 1, "crashes": 0}
+    assert dataclasses.asdict(journey.counts) == {"done": 0, "retried": 1, "blocked": 1, "dropped": 0, "crashes": 0}
     assert journey.counts.handled == 2
 
 
@@ -249,7 +237,28 @@ def test_a_retry_of_what_is_not_in_flight_any_more_is_dropped(queue, journey):
     journey.ended(claim("b"), failed())
     journey.carry_out(LEASE)
     assert queue.said == [("defer", ("b", "boom", False))]
-    assert (journey.waiting, journey.counts.retried) == (0, 1)
+    assert (journey.waiting, journey.counts.retried, journey.counts.dropped) == (0, 1, 1)
+    assert journey.counts.handled == 2
+
+
+def test_ends_of_what_is_not_in_flight_any_more_are_not_counted_as_ends(queue, journey):
+    """Handled they are: their follow-up jobs have been sent, and a burst must look for those."""
+    queue.gone = {"a", "c", "d"}
+    for job_id in ("a", "b"):
+        journey.ended(claim(job_id), OK)
+    for job_id in ("c", "d", "e"):
+        journey.ended(claim(job_id, attempt=3), failed())
+    journey.carry_out(LEASE)
+    assert (journey.counts.done, journey.counts.blocked, journey.counts.dropped) == (1, 1, 3)
+    assert (journey.counts.handled, journey.waiting) == (5, 0)
+
+
+def test_a_job_that_ended_elsewhere_is_not_said_to_be_blocked(queue, journey, caplog):
+    queue.gone = {"a"}
+    journey.ended(claim("a", attempt=3), failed("no such file"))
+    journey.carry_out(LEASE)
+    assert "is blocked" not in caplog.text
+    assert "no such file" in caplog.text
 
 
 # -- what can never be written
@@ -306,6 +315,21 @@ def test_an_outcome_that_can_never_be_written_fails_only_its_job(queue, journey)
     assert journey.counts.done == 1
 
 
+def test_a_retry_that_can_never_be_written_ends_its_job_blocked(queue, journey):
+    queue.stuck["a"] = WriteFailed("a", "its name is too long to be put off")
+    journey.ended(claim("a", attempt=1, crashes=1, errors=("first",)), failed("second"))
+    journey.ended(claim("b"), failed())
+    for _ in range(2):
+        journey.carry_out(LEASE)
+    assert sorted(queue.said) == [("defer", ("b", "boom", False)), ("reply", [("a", "blocked")])]
+    assert (journey.waiting, journey.counts.blocked, journey.counts.retried) == (0, 1, 1)
+    dossier = queue.dossiers["a"]
+    assert dossier["cause"] == "cannot be put off"
+    assert "its name is too long" in dossier["error"]
+    assert (dossier["attempts"], dossier["crashes"], dossier["errors"]) == (2, 1, ["first", "second"])
+    assert [each["run"] for each in dossier["runs"]] == [2]
+
+
 # -- time
 
 
@@ -358,6 +382,26 @@ def test_the_dossier_of_a_blocked_job_tells_of_the_failed_runs_that_this_process
         {"run": 4, "seconds": 0.0},
     ]
     assert all(each["ended_ms"] > 0 for each in queue.dossiers["a"]["runs"])
+
+
+@pytest.mark.parametrize("what", ["outcome", "follow-up"])
+def test_a_run_whose_success_cannot_be_written_is_told_as_a_failed_one(queue, journey, what):
+    queue.refused["a" if what == "outcome" else "x"] = WriteFailed("x", "too large")
+    result = OK if what == "outcome" else success("x")
+    journey.ended(claim("a", attempt=2), failed())
+    journey.ended(claim("a", attempt=3), dataclasses.replace(result, run_seconds=1.25), halved_from=4)
+    journey.carry_out(LEASE)
+    journey.carry_out(LEASE)
+    assert told(queue, "a") == [{"run": 3, "seconds": 0.0}, {"run": 4, "seconds": 1.25, "halved_from": 4}]
+
+
+def test_a_refused_success_is_remembered_for_the_end_that_follows_it(queue, journey):
+    queue.refused["a"] = WriteFailed("x", "too large")
+    journey.ended(claim("a"), dataclasses.replace(OK, run_seconds=1.25))
+    journey.carry_out(LEASE)
+    journey.ended(claim("a", attempt=1), classify_error(Discard("no")))
+    journey.carry_out(LEASE)
+    assert told(queue, "a") == [{"run": 1, "seconds": 1.25}, {"run": 2, "seconds": 0.0}]
 
 
 def test_runs_of_an_earlier_life_of_the_job_are_not_told(queue, journey):

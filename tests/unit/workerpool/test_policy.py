@@ -1,40 +1,20 @@
-import dataclasses
 import json
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from stream_config import make_config
 
 from queuekit.completion import ArtifactRef
 from queuekit.job import Delivery
 from queuekit.status import ObservationStatus
-from workerpool.config import StreamConfig
 from workerpool.outcome import Discard, Outcome, Result, Retry, classify, classify_error
 from workerpool.policy import Block, BlockCause, Reply, RetryAt, respawn_delay, retry_delay, settle, settle_crash
 
 NOW = 1_700_000_000_000
-CONFIG = StreamConfig(
-    name="encode",
-    handler="h:f",
-    workers=1,
-    batch_size=1,
-    batch_wait=0.0,
-    timeout=0.0,
-    soft_timeout=0.0,
-    retries=3,
-    backoff=1.0,
-    max_backoff=300.0,
-    max_crashes=2,
-    max_jobs=0,
-    max_memory=0,
-    exclusive=True,
-)
+CONFIG = make_config()
 FAILED = Result.failed("boom")
 fractions = st.floats(0, 1, exclude_max=True)
-
-
-def with_(**changes):
-    return dataclasses.replace(CONFIG, **changes)
 
 
 @pytest.mark.parametrize("status", [status for status in ObservationStatus if status.is_terminal])
@@ -62,7 +42,7 @@ def test_a_job_that_always_fails_runs_one_time_more_than_its_retries(retries, ra
     delivery, runs = Delivery(), 0
     while True:
         runs += 1
-        decision = settle(FAILED, delivery, with_(retries=retries), NOW, rand)
+        decision = settle(FAILED, delivery, make_config(retries=retries), NOW, rand)
         if isinstance(decision, Block):
             break
         assert decision.due_ms >= NOW
@@ -126,7 +106,7 @@ def test_a_dossier_is_json_with_every_fact():
 @given(st.integers(1, 2**31), fractions, st.floats(0, 1e6), st.floats(0, 1e8))
 def test_the_wait_never_exceeds_the_longest_nor_falls_under_half_of_the_first(runs, rand, backoff, longest):
     assume(backoff <= longest)
-    delay = retry_delay(runs, with_(backoff=backoff, max_backoff=longest), rand)
+    delay = retry_delay(runs, make_config(backoff=backoff, max_backoff=longest), rand)
     assert backoff / 2 <= delay <= longest
 
 
@@ -136,7 +116,7 @@ def test_with_the_same_luck_the_wait_never_shrinks(runs, rand):
 
 
 def test_the_wait_doubles_and_then_stays():
-    waits = [retry_delay(runs, with_(max_backoff=5.0), 0.999_999_999) for runs in range(1, 6)]
+    waits = [retry_delay(runs, make_config(max_backoff=5.0), 0.999_999_999) for runs in range(1, 6)]
     assert waits == pytest.approx([1, 2, 4, 5, 5])
 
 
@@ -145,7 +125,7 @@ def test_jobs_that_failed_together_come_back_apart():
 
 
 def test_no_backoff_is_no_wait():
-    assert retry_delay(5, with_(backoff=0.0), 0.9) == 0
+    assert retry_delay(5, make_config(backoff=0.0), 0.9) == 0
 
 
 # -- respawning

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stream_config import make_config
 
 from queuekit.ids import SessionID
 from queuekit.job import Claimed
 from queuekit.testing.jobs import make_job
-from workerpool.config import StreamConfig
 from workerpool.outcome import Result
 from workerpool.stream.state import Roster, Slot, SlotState, Unit
 
-CONFIG = StreamConfig(
-    name="encode",
-    handler="h:f",
-    workers=1,
-    batch_size=1,
-    batch_wait=0.0,
-    timeout=0.0,
-    soft_timeout=0.0,
-    retries=3,
-    backoff=1.0,
-    max_backoff=300.0,
-    max_crashes=2,
-    max_jobs=0,
-    max_memory=0,
-    exclusive=True,
-)
 MIB = 2**20
 
 
 def roster(**values: Any) -> Roster:
     """A roster whose workers are all ready since 0."""
-    made = Roster(dataclasses.replace(CONFIG, **values))
+    made = Roster(make_config(**values))
     start_all(made)
     return made
 
@@ -106,12 +89,12 @@ def test_a_batch_is_never_queued_behind_another():
 
 def test_a_worker_made_for_single_jobs_gets_no_batch_and_the_other_way_round():
     made = roster(batch_size=1)
-    made.resize(dataclasses.replace(CONFIG, batch_size=10))
+    made.resize(make_config(batch_size=10))
     made.add(claims("a", "b"))
     assert made.room == 0
     assert made.assign() == []
     back = roster(batch_size=10)
-    back.resize(CONFIG)
+    back.resize(make_config())
     back.add(claims("a"))
     assert back.assign() == []
 
@@ -205,7 +188,7 @@ def test_units_that_come_back_keep_their_order_before_what_waits():
 def test_a_smaller_batch_size_cuts_what_waits_and_what_comes_back():
     made = roster(batch_size=4)
     made.add(claims("a", "b", "c"))
-    made.resize(dataclasses.replace(CONFIG, batch_size=2))
+    made.resize(make_config(batch_size=2))
     assert waiting(made) == [["a", "b"], ["c"]]
     made.first([unit("x", "y", "z")])
     assert waiting(made) == [["x", "y"], ["z"], ["a", "b"], ["c"]]
@@ -333,7 +316,7 @@ def test_a_worker_that_lived_long_or_was_told_to_go_has_a_clean_record():
 
 
 def test_a_slot_waits_for_its_time_and_says_when_that_is():
-    made = Roster(CONFIG)
+    made = Roster(make_config())
     (slot,) = made.slots
     assert made.to_start(0.0) == [slot]
     slot.began(0.0, 0, batched=False)
@@ -370,7 +353,7 @@ def test_an_empty_place_cannot_be_dismissed():
 
 def test_a_reload_replaces_the_workers_one_at_a_time():
     made = roster(workers=3)
-    made.resize(dataclasses.replace(CONFIG, workers=3))
+    made.resize(make_config(workers=3))
     replaced = []
     while (slot := made.to_retire()) is not None:
         slot.dismiss()
@@ -386,7 +369,7 @@ def test_a_reload_replaces_the_workers_one_at_a_time():
 
 def test_a_reload_to_a_broken_handler_costs_one_worker_only():
     made = roster(workers=3)
-    made.resize(dataclasses.replace(CONFIG, workers=3))
+    made.resize(make_config(workers=3))
     slot = made.to_retire()
     assert slot is not None
     slot.dismiss()
@@ -398,18 +381,18 @@ def test_a_reload_to_a_broken_handler_costs_one_worker_only():
 
 
 def test_a_reload_tries_at_once_what_could_not_be_started():
-    made = Roster(CONFIG)
+    made = Roster(make_config())
     (slot,) = made.slots
     for _ in range(9):
         slot.began(slot.start_at, 0, batched=False)
         slot.exited(slot.start_at, blameless=False)
-    made.resize(CONFIG)
+    made.resize(make_config())
     assert made.to_start(0.0) == [slot]
 
 
 def test_surplus_workers_are_dismissed_and_not_started_again():
     made = roster(workers=3)
-    made.resize(dataclasses.replace(CONFIG, workers=1))
+    made.resize(make_config(workers=1))
     gone = []
     for _ in range(2):
         slot = made.to_retire()
@@ -424,19 +407,19 @@ def test_surplus_workers_are_dismissed_and_not_started_again():
 
 def test_a_dismissed_worker_that_is_wanted_again_is_started_again():
     made = roster(workers=2)
-    made.resize(dataclasses.replace(CONFIG, workers=1))
+    made.resize(make_config(workers=1))
     slot = made.to_retire()
     assert slot is not None
     assert slot.index == 1
     slot.dismiss()
-    made.resize(dataclasses.replace(CONFIG, workers=2))
+    made.resize(make_config(workers=2))
     slot.exited(1.0, blameless=True)
     assert made.to_start(1.0) == [slot]
 
 
 def test_new_slots_are_started_when_more_workers_are_wanted():
     made = roster(workers=1)
-    made.resize(dataclasses.replace(CONFIG, workers=3))
+    made.resize(make_config(workers=3))
     assert [slot.index for slot in made.to_start(0.0)] == [1, 2]
 
 
@@ -465,7 +448,7 @@ def test_workers_that_started_together_may_run_different_numbers_of_jobs_and_non
 
 
 def test_each_worker_goes_after_its_own_number_of_jobs():
-    made = Roster(dataclasses.replace(CONFIG, workers=2, max_jobs=10))
+    made = Roster(make_config(workers=2, max_jobs=10))
     for slot, rand in zip(made.slots, (0.0, 0.99), strict=True):
         slot.began(0.0, 0, batched=False, most_jobs=made.most_jobs(rand))
         slot.became_ready(0.0)
@@ -503,7 +486,7 @@ def test_what_a_worker_weighs_before_its_first_job_is_not_its_measure():
 
 
 def test_a_limit_that_every_job_exceeds_costs_a_twentieth_of_the_time_at_most():
-    made = Roster(dataclasses.replace(CONFIG, max_memory=1))
+    made = Roster(make_config(max_memory=1))
     (slot,) = made.slots
     slot.began(0.0, 0, batched=False)
     slot.became_ready(2.0)
