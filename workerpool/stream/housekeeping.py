@@ -1,7 +1,8 @@
 """What is done now and then for a stream that is held: the slow look, and removing old records.
 
 The slow look finds what no event announced, what a late claim of the last holder stranded, and retries that were cut
-off. Records are removed in small portions while nothing is to be done, and the time for that stays a small share.
+off. It comes with the heartbeat before it is due: an idle process is not woken for it alone. Records are removed in
+small portions while nothing is to be done, and the time for that stays a small share.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.pausing import Pausing
 from workerpool.stream.tenure import Phase
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
+_EARLY_SHARE = 5
 _PRUNED_AT_ONCE = 100
 _PRUNE_SHARE = 20
 _PRUNE_SOON, _PRUNE_LATER = 0.2, 60.0
@@ -54,7 +56,7 @@ class Housekeeping:
         """Do what is due; raises `LeaseLost`."""
         if not self._is_open():
             return
-        if now >= self._scan_at:
+        if now >= self._scan_at - self._early():
             self._scan_at = now + self._desk.pool.watch.scan
             self._scan(now)
         if self._may_prune() and now >= self._prune_at:
@@ -65,6 +67,10 @@ class Housekeeping:
         if not self._is_open():
             return None
         return min(self._scan_at, self._prune_at) if self._may_prune() else self._scan_at
+
+    def _early(self) -> float:
+        """How much before its time a look may come: so much that a heartbeat falls into it, but a small share."""
+        return min(self._desk.pool.lease.heartbeat, self._desk.pool.watch.scan / _EARLY_SHARE)
 
     def _is_open(self) -> bool:
         desk = self._desk

@@ -788,6 +788,33 @@ def test_records_that_cannot_be_removed_stop_nothing(stage):
     assert it.in_flight() == ["a"]
 
 
+def test_an_idle_stream_is_woken_by_its_heartbeat_alone_and_looks_then(stage):
+    backend = Faulty()
+    it = stage(backend=backend, tables={"lease": {"ttl": "15s"}, "watch": {"scan": "30s"}})
+    it.open()
+    looks: list[float] = []
+    backend.rescue_strays = lambda *_, **__: looks.append(it.now)
+    begun, wakeups, wait = it.now, 0, it.settle()
+    while it.now + wait <= begun + 300:
+        wait = it.after(wait + 0.001)  # nobody is woken in time to the microsecond
+        wakeups += 1
+    assert wakeups == 59
+    times = [begun, *looks]
+    assert max(later - sooner for sooner, later in zip(times, looks, strict=False)) <= 30.0
+    assert len(looks) <= 12
+
+
+def test_a_look_is_not_hurried_by_wakeups_for_something_else(stage):
+    backend = Faulty()
+    it = stage(backend=backend, tables={"lease": {"ttl": "90s"}, "watch": {"scan": "30s"}})
+    it.open()
+    looks: list[float] = []
+    backend.rescue_strays = lambda *_, **__: looks.append(it.now)
+    for _ in range(100):
+        it.after(1.0)
+    assert len(looks) == 4
+
+
 def test_a_lease_lost_in_any_part_is_the_end_of_all_of_them(stage):
     backend = Faulty()
     it = stage(backend=backend)
