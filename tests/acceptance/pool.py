@@ -186,9 +186,9 @@ class Estate:
 
     # -- processes
 
-    def start(self, *flags: str) -> Pool:
-        """Start a pool on this estate."""
-        pool = Pool(self, flags, len(self.pools))
+    def start(self, *flags: str, before: Sequence[str] = ()) -> Pool:
+        """Start a pool on this estate; `before`: a command that executes the one that follows it."""
+        pool = Pool(self, flags, len(self.pools), before)
         self.pools.append(pool)
         return pool
 
@@ -283,12 +283,12 @@ Counter = collections.Counter[str]
 class Pool:
     """A pool that was started. `code`: its exit code once it has ended, negative when a signal killed it."""
 
-    def __init__(self, estate: Estate, flags: Sequence[str], number: int) -> None:
+    def __init__(self, estate: Estate, flags: Sequence[str], number: int, before: Sequence[str] = ()) -> None:
         self.estate = estate
         self.output = estate.folder / f"pool-{number}.log"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*_COMMAND, "run", str(estate.config), *flags],
+                [*before, *_COMMAND, "run", str(estate.config), *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ from workerpool.config import PoolConfig, StreamConfig
 from workerpool.master.state import Burst, Ending, StreamState
 from workerpool.process import Channel, Child
 from workerpool.systemd import Notifier
+from workerpool.trouble import Trouble
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_OTHER_POOL, EXIT_GAVE_UP, EXIT_BLOCKED = 0, 1, 2, 4, 5, 6
 SPARE_ROWS = 4
@@ -22,12 +23,16 @@ SPARE_ROWS = 4
 
 @dataclasses.dataclass(slots=True)
 class Member:
-    """One stream and its process. `first_row`, `rows`: its place on the board; `left`: what waits, paused."""
+    """One stream and its process. `first_row`, `rows`: its place on the board; `left`: what waits, paused.
+
+    `starting`: the system's trouble with making the process, none of the stream's own.
+    """
 
     config: StreamConfig
     state: StreamState
     first_row: int
     rows: int
+    starting: Trouble
     child: Child | None = None
     channel: Channel | None = None
     done: int = 0

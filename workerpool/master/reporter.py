@@ -11,6 +11,7 @@ from workerpool.master.desk import Desk
 from workerpool.master.state import LIVED_LONG_SECONDS
 from workerpool.policy import respawn_delay
 from workerpool.process import Child, kill_group, spawn
+from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.master")
 
@@ -23,6 +24,7 @@ class Reporter:
         self._child: Child | None = None
         self._start_at = self._began = 0.0
         self._failures = 0
+        self._starting = Trouble("starting the reporter", _log)
 
     def act(self, now: float) -> None:
         """Start it when it is due."""
@@ -42,10 +44,12 @@ class Reporter:
             return
         try:
             self._child = spawn(serve, name="reporter", own_group=True, ignore_int=True, keep=keep)
-            self._began = now
         except OSError as error:
-            _log.error("cannot start the reporter: %s", error.strerror)
-            self._failed(now)
+            self._starting.met(error, now)
+            self._start_at = self._starting.until
+            return
+        self._began = now
+        self._starting.over(now)
 
     def ended(self, pid: int, now: float) -> None:
         """A child of the master is gone; when it was the reporter, it is started again ever more slowly."""

@@ -1,7 +1,7 @@
 """What the service manager is told: ready, reloading, how it goes; and feeding its watchdog while every stream lives.
 
 Ready is the pool when each stream has had its first try: it works, or its handler cannot be imported, or its process
-has died. Nothing here wakes an idle pool but the watchdog, where there is one.
+has died or cannot be made. Nothing here wakes an idle pool but the watchdog, where there is one.
 """
 
 from __future__ import annotations
@@ -111,4 +111,5 @@ def _was_tried(member: Member) -> bool:
 
 def _is_failing(member: Member) -> bool:
     state = member.state
-    return state.condition is Condition.FAILING or (bool(state.failures) and state.condition is not Condition.READY)
+    died = bool(state.failures) and state.condition is not Condition.READY
+    return state.condition is Condition.FAILING or died or member.starting.lasts

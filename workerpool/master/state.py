@@ -70,6 +70,10 @@ class StreamState:
         self.condition, self.idle, self.confirmed = Condition.DOWN, None, None
         self.start_at = now + respawn_delay(self.failures, self.ever_ready)
 
+    def put_off(self, until: float) -> None:
+        """Its process could not be made: the system's fault, which says nothing of the stream."""
+        self.start_at = until
+
     def to_start(self, now: float) -> bool:
         """Whether its process is to be started now."""
         return self.condition is Condition.DOWN and not self.dismissed and self.start_at <= now

@@ -13,6 +13,7 @@ from workerpool.config import StreamConfig
 from workerpool.master.desk import Desk, Member, rows_of
 from workerpool.master.state import StreamState
 from workerpool.process import Channel, Child, Exit, kill_group, kill_process, spawn
+from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.master")
 
@@ -32,7 +33,8 @@ class Streams:
     def add(self, config: StreamConfig) -> None:
         """Work this stream too, from the next `act` on."""
         rows = rows_of(config)
-        self._desk.members[config.name] = Member(config, StreamState(config.name), self._next_row, rows)
+        starting = Trouble(f"starting stream {config.name}", _log)
+        self._desk.members[config.name] = Member(config, StreamState(config.name), self._next_row, rows, starting)
         self._next_row += rows
 
     # -- starting
@@ -56,9 +58,10 @@ class Streams:
         try:
             member.child, member.channel = self._fork(member)
         except OSError as error:
-            _log.error("cannot start stream %s: %s", member.config.name, error.strerror)
-            member.state.died(now)
+            member.starting.met(error, now)
+            member.state.put_off(member.starting.until)
             return
+        member.starting.over(now)
         member.state.began(now)
         self._desk.selector.register(member.channel, selectors.EVENT_READ)
         if self._desk.quiet:

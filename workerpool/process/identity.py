@@ -2,7 +2,8 @@
 
 The identity is an opaque text: on Linux the start time in clock ticks since boot and the boot's id, elsewhere the
 creation time. Two readings of one process are equal; a later process with the same pid reads differently. A process
-that ended but was not yet waited for still has its identity.
+that ended but was not yet waited for still has its identity. Raises `OSError` when no descriptor is left to look with
+and the reserve (see `spare`) does not help: then nothing is known, which is not the same as nobody being there.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import sys
 
 import psutil
 
+from workerpool.process.spare import FULL, with_spare
+
 _ON_LINUX = sys.platform == "linux"
 _STATE, _START_TIME = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command name
 
 
+@with_spare
 def start_identity(pid: int) -> str | None:
     """The start identity of `pid`, or None when there is no such process (or it may not be looked at)."""
     if _ON_LINUX:
@@ -28,6 +32,7 @@ def start_identity(pid: int) -> str | None:
         return None
 
 
+@with_spare
 def is_running(pid: int, start: str) -> bool:
     """Whether the process that had `pid` and identity `start` still runs; one that only waits to be reaped does not."""
     if pid <= 0 or start_identity(pid) != start:
@@ -63,7 +68,9 @@ def _stat_fields(pid: int) -> list[bytes] | None:
     """The fields of /proc/<pid>/stat from the state on; the command name before them may hold spaces and brackets."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in FULL:
+            raise
         return None
     try:
         text = os.read(fd, 4096)

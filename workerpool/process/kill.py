@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 import psutil
 
 from workerpool.process.identity import start_identity, started_before
+from workerpool.process.spare import with_spare
 
 _MOST_ROUNDS = 10
 
@@ -29,6 +30,7 @@ def kill_process(pid: int, start: str, signal_number: int) -> bool:
     return True
 
 
+@with_spare
 def kill_group(pid: int, start: str, signal_number: int, *, session: int | None = None) -> bool:
     """Send a signal to the process group that `pid` leads; returns whether anybody was signalled.
 
@@ -47,6 +49,7 @@ def kill_group(pid: int, start: str, signal_number: int, *, session: int | None 
     return sum(kill_process(member, member_start, signal_number) for member, member_start in members) > 0
 
 
+@with_spare
 def kill_strays(known: Collection[int], signal_number: int = signal.SIGKILL) -> list[int]:
     """Kill this process's children that are not in `known`, with all their descendants; returns the pids.
 
@@ -65,6 +68,7 @@ def kill_strays(known: Collection[int], signal_number: int = signal.SIGKILL) -> 
     return killed
 
 
+@with_spare
 def end_left_overs(known: Collection[int] = ()) -> list[int]:
     """Kill and reap every child of this process that is not in `known`, with its descendants; returns the pids.
 

@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from workerpool.process.identity import start_identity
 from workerpool.process.parent import set_parent_death_signal
+from workerpool.process.spare import keep_spare, with_spare
 
 EXIT_ORPHANED = 114
 """Exit code of a child whose parent ended before the child was set up."""
@@ -65,6 +66,7 @@ def spawn(
     Raises `OSError` when the system cannot fork; nothing has changed then.
     """
     plan = _Plan(parent=os.getpid(), own_group=own_group, ignore_int=ignore_int, death_signal=death_signal, keep=keep)
+    keep_spare()
     _flush_stdio()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -130,14 +132,17 @@ def _set_group(pid: int) -> None:
         return
 
 
+@with_spare
 def _park_descriptors(keep: Collection[int], and_stdin: bool) -> None:
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for fd in _open_descriptors():
-        if fd > 2 and fd != nothing and fd not in keep:
-            os.dup2(nothing, fd, inheritable=False)
-    if and_stdin:
-        os.dup2(nothing, 0)
-    os.close(nothing)
+    try:
+        for fd in _open_descriptors():
+            if fd > 2 and fd != nothing and fd not in keep:
+                os.dup2(nothing, fd, inheritable=False)
+        if and_stdin:
+            os.dup2(nothing, 0)
+    finally:
+        os.close(nothing)
 
 
 def _open_descriptors() -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Set
 
 from queuekit.contract import Watcher
 from workerpool.stream.desk import STORE_ERRORS, Desk
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 

@@ -13,7 +13,7 @@ from workerpool.process import ChannelError
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.state import Slot, Unit
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 

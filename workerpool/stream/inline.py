@@ -23,7 +23,7 @@ from workerpool.outcome import ResultKind
 from workerpool.process import Exit
 from workerpool.stream.crew import FENCE_BITS
 from workerpool.stream.state import Slot, Unit
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 from workerpool.worker.context import Surroundings
 from workerpool.worker.loop import EXIT_BAD_HANDLER
 from workerpool.worker.protocol import Failed, Message, Out, Ready

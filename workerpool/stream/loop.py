@@ -35,9 +35,9 @@ from workerpool.stream.stopping import Stopping
 from workerpool.stream.succession import Predecessor
 from workerpool.stream.taking_over import TakingOver
 from workerpool.stream.tenure import Tenure
-from workerpool.stream.trouble import Trouble
 from workerpool.stream.unit_ends import UnitEnds, describe
 from workerpool.stream.words import Words
+from workerpool.trouble import Trouble
 from workerpool.worker.loop import EXIT_BAD_HANDLER
 from workerpool.worker.protocol import Dropped, Failed, Message, Out, Ready
 

@@ -10,7 +10,7 @@ import logging
 from workerpool import pauses
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import Desk
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 

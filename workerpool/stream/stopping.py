@@ -14,7 +14,7 @@ from workerpool.stream.calling_back import CallingBack
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.state import SlotState
 from workerpool.stream.tenure import Phase
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 _LAST_WORD_SECONDS = 1.0
 _log = logging.getLogger("workerpool.stream")

@@ -13,7 +13,7 @@ from workerpool.stream import succession
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.succession import Predecessor
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 

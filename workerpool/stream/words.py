@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from workerpool.process import wait_writable
 from workerpool.stream.desk import STORE_ERRORS, Desk
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 _IDLE_LOOK_SECONDS = 1.0
 _SOONEST_LOOK_SECONDS = 0.02

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from workerpool.master.desk import Desk, Member, Workplace
 from workerpool.master.service import Service
 from workerpool.master.state import Ending, StreamState
 from workerpool.systemd import Notifier
+from workerpool.trouble import Trouble
 
 TTL, INTERVAL = 15.0, 30.0
 
@@ -86,7 +88,8 @@ class Scene:
         )
         self.desk = Desk(pool=pool, place=place, selector=cast("Any", None), burst=None)
         for row, config in enumerate(pool.streams, start=1):
-            self.desk.members[config.name] = Member(config, StreamState(config.name), row, 1)
+            trouble = Trouble("starting it", logging.getLogger("test.service"))
+            self.desk.members[config.name] = Member(config, StreamState(config.name), row, 1, trouble)
         self.service = Service(self.desk)
 
     def start(self, *names: str) -> None:
@@ -127,13 +130,15 @@ def test_it_is_ready_once_when_every_stream_is() -> None:
     assert "ready" not in it.act(100)
 
 
-@pytest.mark.parametrize("trouble", ["bad handler", "died"])
+@pytest.mark.parametrize("trouble", ["bad handler", "died", "cannot be forked"])
 def test_a_stream_that_has_failed_once_is_not_waited_for(trouble: str) -> None:
     it = without_watchdog()
     it.start()
     it.state("encode").became_ready()
     if trouble == "died":
         it.state("dreaming").died(it.now)
+    elif trouble == "cannot be forked":
+        it.desk.members["dreaming"].starting.met(OSError("no room for a process"), it.now)
     else:
         it.state("dreaming").failed()
     assert it.act() == ["ready", "2 streams, 0 jobs done, failing: dreaming"]

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from queuekit.errors import BackendUnavailable
-from workerpool.stream.trouble import Trouble
+from workerpool.trouble import Trouble
 
 FULL = BackendUnavailable("the disk is full")
 

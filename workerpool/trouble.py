@@ -23,6 +23,11 @@ class Trouble:
         self._said = ""
         self.until = 0.0
 
+    @property
+    def lasts(self) -> bool:
+        """Whether the act has failed since it last succeeded."""
+        return self._since is not None
+
     def blocks(self, now: float) -> bool:
         """Whether the act should not be tried yet."""
         return now < self.until
