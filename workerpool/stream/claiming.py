@@ -1,6 +1,7 @@
 """Claiming as many jobs as there is room for, and handing them to workers: one at a time, or in batches.
 
-A batch that is not full waits for `batch_wait`; what there is room for meanwhile fills it up.
+A batch that is not full waits for `batch_wait`; what there is room for meanwhile fills it up. While the store takes no
+results, a few more jobs are run and then none: each of them would run again if this process died.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.state import Slot, Unit
 from workerpool.trouble import Trouble
 
+_MOST_UNSETTLED = 100
 _log = logging.getLogger("workerpool.stream")
 
 
@@ -32,7 +34,7 @@ class Claiming:
         """Claim and hand over; raises `LeaseLost`."""
         desk = self._desk
         desk.roster.look_at_runs(now)
-        if desk.may_claim:
+        if self._may_claim:
             self._claim(now)
         if self._may_assign:
             self._assign(now)
@@ -43,7 +45,7 @@ class Claiming:
         times: list[float] = []
         if desk.roster.waiting and desk.roster.free and self._may_assign:
             times.append(self._full_at if self._waits_to_fill() else now)
-        if desk.may_claim and desk.roster.room:
+        if self._may_claim and desk.roster.room:
             due = 0.0 if self._arrivals.hungry else self._next_due(now)
             times += [] if due is None else [max(self._trouble.until, now + due)]
         return min(times, default=None)
@@ -52,6 +54,10 @@ class Claiming:
         desk = self._desk
         still = self._growing is not None and self._growing is desk.roster.growing
         return still and self._may_assign
+
+    @property
+    def _may_claim(self) -> bool:
+        return self._desk.may_claim and self._desk.journey.waiting < _MOST_UNSETTLED
 
     @property
     def _may_assign(self) -> bool:

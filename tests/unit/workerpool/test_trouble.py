@@ -59,3 +59,26 @@ def test_a_new_trouble_begins_with_a_short_pause(trouble):
     trouble.over(20.0)
     trouble.met(FULL, 30.0)
     assert trouble.until == pytest.approx(30.1)
+
+
+def test_the_same_fault_of_the_system_is_one_trouble_whatever_it_was_met_at(trouble, caplog):
+    for number in range(5):
+        error = BackendUnavailable(f"cannot write file {number}")
+        error.__cause__ = OSError(28, "No space left on device")
+        trouble.met(error, float(number))
+    other = BackendUnavailable("cannot write file 5")
+    other.__cause__ = OSError(5, "Input/output error")
+    trouble.met(other, 6.0)
+    assert [record.message.split(" (")[0] for record in caplog.records] == [
+        "claiming jobs: the queue is not available: cannot write file 0",
+        "claiming jobs: the queue is not available: cannot write file 5",
+    ]
+
+
+def test_two_faults_in_turn_are_said_once_each_until_it_works(trouble, caplog):
+    for now in range(6):
+        trouble.met(OSError(28, "full") if now % 2 else OSError(5, "bad"), float(now))
+    assert len(caplog.records) == 2
+    trouble.over(7.0)
+    trouble.met(OSError(5, "bad"), 8.0)
+    assert len(caplog.records) == 4
