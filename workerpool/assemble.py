@@ -26,6 +26,7 @@ from workerpool.master.loop import Master
 from workerpool.process import Channel
 from workerpool.reporting import Reports
 from workerpool.stream.process import Place, open_queue, stream_main
+from workerpool.stream.reserve import Reserve
 from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
@@ -52,6 +53,8 @@ def run(
     refuse_unsupported(config)
     logs.configure(config.log, "master")
     directory = _try_store(config)
+    if config.store.scheme == "dir":
+        _make_reserve(directory)
     warm_up()
     window = os.path.join(directory, "latency")
     box = SharedLatencyWindowBox(window)
@@ -140,6 +143,14 @@ def _try_store(config: PoolConfig) -> str:
             raise QueueError(f"a pool cannot run on {config.store.url}")
         _mention_strangers(config, queue)
         return os.path.join(root, _PRIVATE)
+
+
+def _make_reserve(directory: str) -> None:
+    """Room for the day when the disk is full; a pool runs without it, too."""
+    try:
+        Reserve(directory).make()
+    except OSError as error:
+        _log.warning("no room is kept for when the disk is full: %s", error.strerror or error)
 
 
 def _mention_strangers(config: PoolConfig, queue: QueueKit) -> None:

@@ -29,7 +29,7 @@ class Desk:
     """One stream at work.
 
     `quiet`: nothing is claimed, as the master was told; `paused`: the same, as a person has said for this stream, None
-    until that is known; `stopping`: nothing is claimed or started any more.
+    until that is known; `full`: the same, for the disk has no room; `stopping`: nothing is claimed or started any more.
     """
 
     config: StreamConfig
@@ -43,6 +43,7 @@ class Desk:
     tenure: Tenure
     quiet: bool = False
     paused: bool | None = None
+    full: bool = False
     stopping: bool = False
     taken_over: bool = False
 
@@ -64,4 +65,5 @@ class Desk:
     @property
     def may_claim(self) -> bool:
         """Whether jobs may be claimed now."""
-        return self.tenure.may_claim and self.taken_over and not (self.stopping or self.quiet) and self.paused is False
+        held_back = self.stopping or self.quiet or self.full or self.paused is not False
+        return self.tenure.may_claim and self.taken_over and not held_back

@@ -30,6 +30,7 @@ from workerpool.stream.journey import Counts, Journey
 from workerpool.stream.limits import Limits
 from workerpool.stream.orders import Orders
 from workerpool.stream.pausing import Pausing
+from workerpool.stream.reserve import FullDisk
 from workerpool.stream.state import Roster, Slot, SlotState
 from workerpool.stream.stopping import Stopping
 from workerpool.stream.succession import Predecessor
@@ -87,6 +88,7 @@ class Stream:
         self._claiming = Claiming(desk, self._arrivals)
         self._calling_back = CallingBack(desk)
         self._limits = Limits(desk)
+        self._full_disk = FullDisk(desk, self._arrivals, directory)
         self._unit_ends = UnitEnds(desk.roster, desk.journey)
         self._taking_over = TakingOver(desk, self._arrivals, directory, predecessor)
         self._pausing = Pausing(desk, self._arrivals, directory)
@@ -160,7 +162,7 @@ class Stream:
         desk = self._desk
         if desk.roster.busy or desk.roster.waiting or desk.journey.waiting:
             return True
-        return self._arrivals.hungry and desk.tenure.may_claim and not desk.paused
+        return self._arrivals.hungry and desk.tenure.may_claim and not (desk.paused or desk.full)
 
     # -- what comes in
 
@@ -218,13 +220,23 @@ class Stream:
             raise
         except STORE_ERRORS as error:
             self._leasing.met(error, now)
+            self._full_disk.met(error)
             return
         self._leasing.over(now)
         if won:
             self._desk.taken_over = False
             self._housekeeping.began(now)
         self._arrivals.check(now)
+        self._check_disk()
         self._words.lease()
+
+    def _check_disk(self) -> None:
+        tenure = self._desk.tenure
+        if tenure.error is not None:
+            if self._full_disk.met(tenure.error):
+                tenure.hurry()
+        elif tenure.may_claim:
+            self._full_disk.check()
 
     def _next_beat(self) -> float | None:
         tenure = self._desk.tenure
@@ -309,6 +321,8 @@ class Stream:
             raise
         except STORE_ERRORS as error:
             self._settling.met(error, now)
+            if self._full_disk.met(error):
+                self._settling.until = now
         else:
             self._settling.over(now)
         finally:

@@ -29,7 +29,8 @@ class Phase(enum.StrEnum):
 class Tenure:
     """The lease of one stream over time. Times are monotonic seconds.
 
-    `holder`: the owner that the lease named before the last try to win it; `predecessor`: that one, once it was won.
+    `holder`: the owner that the lease named before the last try to win it; `predecessor`: that one, once it was won;
+    `error`: why the last heartbeat could not be written, None when it was.
     """
 
     def __init__(self, lease: Lease, ttl: float, beat_every: float) -> None:
@@ -37,6 +38,7 @@ class Tenure:
         self.phase = Phase.STANDBY
         self.holder: str | None = None
         self.predecessor: str | None = None
+        self.error: Exception | None = None
         self._ttl = ttl
         self._beat_every = beat_every
         self._next = 0.0
@@ -72,7 +74,7 @@ class Tenure:
         self.holder = None if look is None else look()
         if not self.lease.try_acquire():
             return False
-        self.phase, self.predecessor = Phase.HOLDING, self.holder
+        self.phase, self.predecessor, self.error = Phase.HOLDING, self.holder, None
         self._renewed, self._next = now, now + self._beat_every
         return True
 
@@ -84,6 +86,7 @@ class Tenure:
             self.lost(now)
             raise
         except (QueueError, OSError) as error:
+            self.error = error
             self._next = now + min(self._beat_every, STANDBY_SECONDS)
             if self.phase is Phase.HOLDING and now - self._renewed > self._ttl:
                 self.phase = Phase.FENCED
@@ -91,7 +94,7 @@ class Tenure:
             return False
         if self.phase is Phase.FENCED:
             _log.warning("heartbeats can be written again: claiming goes on")
-        self.phase, self._renewed = Phase.HOLDING, now
+        self.phase, self._renewed, self.error = Phase.HOLDING, now, None
         return False
 
     def is_due_soon(self, now: float) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from stage import OK, Stage
@@ -746,6 +747,126 @@ def test_a_stream_in_standby_waits_for_what_the_other_pool_does(stage):
     other.complete("a", "done", lease=lease)
     it.after(1.0)
     assert it.words("idle") == [{"t": "idle", "n": None, "handled": 0}]
+
+
+# -- a full disk
+
+
+class FakeReserve:
+    """A reserve that is made when there is room. `refusal`: what keeps it from being made."""
+
+    there: ClassVar[bool]
+    refusal: ClassVar[OSError | None]
+
+    def __init__(self, directory: str) -> None: ...
+
+    def make(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        type(self).there = True
+
+    def give_up(self) -> bool:
+        given, type(self).there = self.there, False
+        return given
+
+
+@pytest.fixture
+def reserve(monkeypatch: pytest.MonkeyPatch) -> type[FakeReserve]:
+    monkeypatch.setattr("workerpool.stream.reserve.Reserve", FakeReserve)
+    FakeReserve.there, FakeReserve.refusal = False, None
+    return FakeReserve
+
+
+def full_at_the_end_of_a_run(stage, reserve) -> tuple[Stage, Faulty]:
+    """A stream whose job has ended when the disk is full: its result is kept, the reserve is given up."""
+    backend = Faulty()
+    it = stage(backend=backend)
+    it.send("a")
+    it.open()
+    assert reserve.there
+    backend.faults["complete_batch"] = FULL
+    reserve.refusal = OSError(errno.ENOSPC, "No space left on device")
+    it.crew.finish()
+    it.settle()
+    assert not reserve.there
+    assert it.ended() == {}
+    return it, backend
+
+
+def test_what_has_ended_is_tried_again_at_once_when_the_reserve_was_given_up(stage, reserve):
+    backend = Faulty()
+    it = stage(backend=backend)
+    it.send("a")
+    it.open()
+    backend.faults["complete_batch"] = FULL
+    it.crew.finish()
+    it.turn()
+    assert not reserve.there
+    backend.faults.clear()
+    it.settle()  # no time passes
+    assert it.ended() == {"a": "done"}
+
+
+def test_while_the_disk_is_full_nothing_is_claimed_and_nothing_spins(stage, reserve, caplog):
+    it, backend = full_at_the_end_of_a_run(stage, reserve)
+    backend.faults.clear()
+    it.after(5.0)
+    assert it.ended() == {"a": "done"}  # by what the reserve has left
+    it.send("b")
+    for _ in range(20):
+        assert it.after(5.0) > 0
+    assert it.in_flight() == []
+    assert len([record for record in caplog.records if "the disk is full" in record.message]) == 1
+    reserve.refusal = None
+    it.after(5.0)
+    assert it.in_flight() == ["b"]
+    assert reserve.there
+
+
+def test_a_heartbeat_that_finds_no_room_gets_the_reserve(stage, reserve):
+    it = stage()
+    it.open()
+    lease = it.stream._desk.lease
+    beats: list[float] = []
+
+    def heartbeat() -> None:
+        if reserve.there:
+            raise FULL
+        beats.append(it.now)
+
+    lease.heartbeat = heartbeat
+    it.after(5.0)
+    assert beats == [it.now]
+
+
+def test_room_that_a_result_does_not_fit_into_is_not_enough_to_claim(stage, reserve):
+    it, _ = full_at_the_end_of_a_run(stage, reserve)
+    reserve.refusal = None
+    it.send("b")
+    it.after(30.0)
+    assert it.in_flight() == ["a"]
+    assert not reserve.there
+
+
+def test_a_reserve_that_can_never_be_made_keeps_nobody_from_claiming(stage, reserve):
+    it, backend = full_at_the_end_of_a_run(stage, reserve)
+    reserve.refusal = OSError(errno.EISDIR, "Is a directory")
+    backend.faults.clear()
+    it.send("b")
+    it.after(5.0)
+    it.after(5.0)
+    assert it.in_flight() == ["b"]
+
+
+def test_another_trouble_than_a_full_disk_leaves_the_reserve_alone(stage, reserve):
+    backend = Faulty()
+    it = stage(backend=backend)
+    it.send("a")
+    it.open()
+    backend.faults["complete_batch"] = BackendUnavailable("the lock is held")
+    it.crew.finish()
+    it.after(30.0)
+    assert reserve.there
 
 
 # -- retention
