@@ -48,6 +48,12 @@ class Lease(Protocol):
     def verify(self) -> None:
         """Raise `LeaseLost` unless it is ours. A backend calls this while it holds the stream's lock."""
 
+    def holder(self) -> str | None:
+        """The owner that the lease names, stale or not; None when there is none. Changes nothing.
+
+        Of a shared lease: a consumer of the stream that has died and whose place nobody has taken yet.
+        """
+
     def is_held_by_other(self, now: float | None = None) -> bool:
         """Whether somebody else has it and is not stale. Changes nothing."""
 

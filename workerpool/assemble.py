@@ -21,6 +21,7 @@ from workerpool.board import Board, sweep
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.config_source import line_of
 from workerpool.errors import ConfigError, Problem
+from workerpool.locations import make_board_directory
 from workerpool.master.desk import EXIT_USAGE, Workplace, rows_of
 from workerpool.master.loop import Master
 from workerpool.process import Channel
@@ -30,7 +31,6 @@ from workerpool.stream.reserve import Reserve
 from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
-_PRIVATE = ".workerpool"
 _log = logging.getLogger("workerpool.master")
 
 
@@ -138,11 +138,8 @@ def _make_board(directory: str, rows: int, config: PoolConfig) -> Board:
 def _try_store(config: PoolConfig) -> str:
     """Open the store once and close it again; returns the folder for what belongs to the pool."""
     with open_queue(config) as queue:
-        root = getattr(queue.backend, "root", None)
-        if root is None:
-            raise QueueError(f"a pool cannot run on {config.store.url}")
         _mention_strangers(config, queue)
-        return os.path.join(root, _PRIVATE)
+    return make_board_directory(config)
 
 
 def _make_reserve(directory: str) -> None:

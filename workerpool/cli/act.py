@@ -10,18 +10,17 @@ from typing import TypeGuard
 
 import click
 
-from queuekit import JobNotFound, QueueError
-from queuekit.contract import JobView
+from queuekit import JobNotFound, QueueError, QueueKit
+from queuekit.contract import JobView, PutAside
 from queuekit.errors import IllegalTransition
 from queuekit.lifecycle import State
 from workerpool.cli import words
 from workerpool.cli.jobs import list_jobs
-from workerpool.cli.listing import PutAside
 from workerpool.cli.main import FAILED, STORE, USAGE, Refusal, code_of
 from workerpool.cli.options import Source, complete_streams, standard_input, with_source, with_source_options
 from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue
-from workerpool.cli.which import Which
+from workerpool.cli.which import id_of
 from workerpool.units import parse_duration
 
 _PORTION = 1000
@@ -49,15 +48,14 @@ def retry_command(
         raise click.UsageError("name jobs, or --all-blocked, not both")
     if stream is not None and not all_blocked:
         raise click.UsageError("--stream goes with --all-blocked")
-    config = source.load()
-    with open_queue(config) as queue:
+    with open_queue(source.load()) as queue:
         if all_blocked:
-            blocked = list_jobs(queue, config, {"blocked"}, stream)
+            blocked = list_jobs(queue, {"blocked"}, stream)
             chosen: list[str] = [view.job.id for view in blocked if _wants_retry(view)]
             _confirm(f"retry {words.number(len(chosen), 'blocked job')}", len(chosen), yes)
         else:
             chosen = _chosen("retry", ids, yes)
-        ctx.exit(_each(chosen, Which(config), queue.retry, "pending again"))
+        ctx.exit(_each(queue, chosen, queue.retry, "pending again"))
 
 
 def _wants_retry(view: JobView | PutAside) -> TypeGuard[JobView]:
@@ -76,9 +74,8 @@ def release_command(ctx: click.Context, source: Source, ids: tuple[str, ...], ye
     An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
     Exit code 1 when one could not be released.
     """
-    config = source.load()
-    with open_queue(config) as queue:
-        ctx.exit(_each(_chosen("release", ids, yes), Which(config), queue.backend.run_now, "pending"))
+    with open_queue(source.load()) as queue:
+        ctx.exit(_each(queue, _chosen("release", ids, yes), queue.backend.run_now, "pending"))
 
 
 @click.command("cancel")
@@ -92,9 +89,8 @@ def cancel_command(ctx: click.Context, source: Source, ids: tuple[str, ...], yes
     An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
     Exit code 1 when one could not be cancelled.
     """
-    config = source.load()
-    with open_queue(config) as queue:
-        ctx.exit(_each(_chosen("cancel", ids, yes), Which(config), queue.cancel, "cancelled"))
+    with open_queue(source.load()) as queue:
+        ctx.exit(_each(queue, _chosen("cancel", ids, yes), queue.cancel, "cancelled"))
 
 
 @click.command("prune")
@@ -142,13 +138,13 @@ def _confirm(what: str, count: int, yes: bool) -> None:
 # -- doing it
 
 
-def _each(typed: Iterable[str], which: Which, act: Callable[[str], None], outcome: str) -> int:
+def _each(queue: QueueKit, typed: Iterable[str], act: Callable[[str], None], outcome: str) -> int:
     """Do it to each, saying what came of it; 1 when one could not be done. A trouble of the store ends it at once."""
     code, count = 0, 0
     for id in typed:
         count += 1
         try:
-            act(whole := which.id_of(id))
+            act(whole := id_of(queue, id))
         except Refusal as refusal:
             click.echo(f"workerpool: {refusal}", err=True)
             code = FAILED

@@ -21,12 +21,13 @@ from queuekit import QueueError
 from workerpool.cli import words
 from workerpool.cli.main import STORE, USAGE, code_of
 from workerpool.cli.options import Source, json_option, print_json, with_source
-from workerpool.cli.store import open_queue, store_folder
+from workerpool.cli.store import open_queue
 from workerpool.config import PoolConfig
 from workerpool.config_lines import KeyPath
 from workerpool.config_source import line_of
 from workerpool.errors import ConfigError, Problem
 from workerpool.handlers import HandlerError, load_callable, load_handler
+from workerpool.locations import board_directory, store_folder, store_path
 from workerpool.process import Child, kill_group, spawn, wait_readable
 from workerpool.units import format_duration, format_size
 
@@ -112,12 +113,13 @@ def _placed(config: PoolConfig, key: KeyPath, spec: str, reason: str) -> str:
 
 
 def _bad_store(config: PoolConfig) -> Iterator[Finding]:
-    """A folder that is not there yet is not made for a check; whether it could be is looked at."""
-    folder = store_folder(config)
+    """What is not there yet is not made for a check; whether it could be is looked at."""
+    folder, path, beside = store_folder(config), store_path(config), board_directory(config)
+    if folder is None and not os.path.lexists(beside) and (reason := _why_not_makeable(beside)):
+        yield Finding(f"store: {reason}", STORE)
     try:
-        if folder is not None and not os.path.lexists(folder):
-            reason = _why_not_makeable(folder)
-            if reason:
+        if path is not None and not os.path.lexists(path):
+            if reason := _why_not_makeable(path):
                 yield Finding(f"store: {reason}", STORE)
             return
         with open_queue(config) as queue:
@@ -130,13 +132,13 @@ def _bad_store(config: PoolConfig) -> Iterator[Finding]:
         yield Finding(f"store: cannot write to {folder}: {error.strerror}", STORE)
 
 
-def _why_not_makeable(folder: str) -> str | None:
-    parent = os.path.dirname(folder)
+def _why_not_makeable(path: str) -> str | None:
+    parent = os.path.dirname(path)
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
     if not os.path.isdir(parent):
-        return f"cannot make {folder}: {parent} is not a folder"
-    return None if os.access(parent, os.W_OK | os.X_OK) else f"cannot make {folder}: {parent} may not be written"
+        return f"cannot make {path}: {parent} is not a folder"
+    return None if os.access(parent, os.W_OK | os.X_OK) else f"cannot make {path}: {parent} may not be written"
 
 
 def _write_something(folder: str) -> None:

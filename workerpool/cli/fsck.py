@@ -21,7 +21,7 @@ from queuekit.backends.maildir.fsck.look import Progress
 from workerpool.cli import words
 from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, json_option, print_json, with_source
-from workerpool.cli.store import store_folder
+from workerpool.locations import store_folder
 
 _WIDTH = 100
 _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import click
 
 from queuekit import QueueKit
-from queuekit.contract import JobView
+from queuekit.contract import JobView, PutAside
 from workerpool.cli import words
-from workerpool.cli.listing import PutAside, jobs_in
-from workerpool.cli.main import STORE, Refusal
 from workerpool.cli.options import Source, complete_streams, json_option, print_json, with_source
 from workerpool.cli.record import Record
-from workerpool.cli.store import open_queue, store_folder
+from workerpool.cli.store import open_queue
 from workerpool.config import PoolConfig
 
 _STATES = (*words.OPEN_STATES, *words.END_STATES, "failed")
@@ -33,7 +32,7 @@ def jobs_command(source: Source, states: tuple[str, ...], stream: str | None, li
     config = source.load()
     _check_stream(config, stream)
     with open_queue(config) as queue:
-        found = list_jobs(queue, config, set(states) or {*_STATES, words.NO_RECORD}, stream)
+        found = list_jobs(queue, set(states) or {*_STATES, words.NO_RECORD}, stream)
         shown = list(itertools.islice(found, limit or None))
         more = next(found, None) is not None
         if as_json:
@@ -52,15 +51,11 @@ def _check_stream(config: PoolConfig, stream: str | None) -> None:
     click.echo(f"workerpool: the configuration has no stream {words.printable(stream)!r}{near}", err=True)
 
 
-def list_jobs(
-    queue: QueueKit, config: PoolConfig, states: set[str], stream: str | None
-) -> itertools.chain[JobView | PutAside]:
-    """The jobs in these states (words), lazily. Raises `Refusal` for a store that is no folder."""
-    root = store_folder(config)
-    if root is None:
-        raise Refusal("jobs can be listed in dir: stores only", STORE)
+def list_jobs(queue: QueueKit, states: set[str], stream: str | None) -> Iterator[JobView | PutAside]:
+    """The jobs in these states (words), of one stream or of all, lazily, in the order of `QueueKit.jobs`."""
     wanted = {"blocked" if state == "failed" else state for state in states}
-    return itertools.chain(jobs_in(queue, root, config.store.max_job_bytes, wanted, stream))
+    found = queue.jobs({words.stored_state(state) for state in wanted}, stream)
+    return (view for view in found if words.state_word(view) in wanted)
 
 
 def brief(view: JobView | PutAside) -> dict[str, object]:

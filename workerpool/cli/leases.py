@@ -1,8 +1,8 @@
-"""Who has the drain lease of a stream of a maildir, read from the lease file without taking any lock.
+"""Who has the drain lease of a stream, read without taking any lock.
 
-A holder that is not on any board (a program that uses the library, another port) is shown with the age of its last
-heartbeat. A process that was stopped inside a stream's lock blocks that stream: on Linux the kernel's list of locks
-tells, at no cost to the pool.
+A holder that is not on any board (a program that uses the library, another port, another machine) is shown with the age
+of its last heartbeat, where the lease is a file with a time in it. In a folder, a process that was stopped inside a
+stream's lock blocks that stream: on Linux the kernel's list of locks tells, at no cost to the pool.
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ import time
 
 import psutil
 
+from queuekit import QueueKit
 from queuekit.ids import safe_stream
 from queuekit.lease import FOLDER, Record
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
-    """Who a lease names. `pid`: as far as the name tells; `age`: seconds since its last heartbeat."""
+    """Who a lease names. `pid`: as far as the name tells; `age`: seconds since its last heartbeat, None: not known."""
 
     owner: str
     pid: int | None
-    age: float
+    age: float | None
 
 
-def holder_of(root: str, stream: str) -> Holder | None:
-    """The holder of a stream's lease, stale or not; None when there is none."""
+def holder_of(queue: QueueKit, root: str | None, stream: str) -> Holder | None:
+    """The holder of a stream's lease, stale or not; None when there is none. `root`: of a store that is a folder."""
+    if root is not None:
+        return _holder_in_file(root, stream)
+    owner = queue.lease(stream).holder()
+    return None if owner is None else Holder(owner, _pid_in(owner), None)
+
+
+def _holder_in_file(root: str, stream: str) -> Holder | None:
     try:
         fd = os.open(
             os.path.join(root, f"{safe_stream(stream)}.drain.lease"),

@@ -13,8 +13,9 @@ from workerpool.cli import words
 from workerpool.cli.main import USAGE, Refusal
 from workerpool.cli.options import Source, complete_streams, with_source_options
 from workerpool.cli.pools import Pool, read_pools
-from workerpool.cli.store import board_directory, open_queue
+from workerpool.cli.store import open_queue
 from workerpool.config import PoolConfig
+from workerpool.locations import board_directory
 from workerpool.process import kill_process
 
 _ATTENTIVE = {"running", "quiet"}

@@ -32,10 +32,11 @@ from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
 from workerpool.cli.pools import read_pools, who_runs
 from workerpool.cli.show import after_success
-from workerpool.cli.store import board_directory, open_queue
-from workerpool.cli.which import Which
+from workerpool.cli.store import open_queue
+from workerpool.cli.which import id_of
 from workerpool.config import LogFormat, PoolConfig, StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
+from workerpool.locations import board_directory
 from workerpool.outcome import Result, ResultKind
 from workerpool.process import become_subreaper, end_left_overs
 from workerpool.worker.context import Surroundings
@@ -63,7 +64,7 @@ def replay_command(ctx: click.Context, source: Source, job_id: str, debug: bool)
     """
     config = source.load()
     with open_queue(config) as queue:
-        view = _find(queue, Which(config).id_of(job_id))
+        view = _find(queue, id_of(queue, job_id))
     stream = _stream_of(view.job, config)
     _warn_if_running(view, config)
     replay = Replay(view.job, stream, config)
@@ -84,8 +85,8 @@ def _find(queue: QueueKit, job_id: str) -> JobView:
     view = queue.look_up(job_id)
     if view is not None:
         return view
-    if queue.signal(job_id) is not None:
-        raise Refusal("this file could not be read as a job: there is no payload to run a handler on", USAGE)
+    if queue.backend.put_aside(job_id) is not None:
+        raise Refusal("this could not be read as a job: there is no payload to run a handler on", USAGE)
     raise Refusal(f"no job {words.printable(job_id)}: it was never sent here, or its record has been pruned", USAGE)
 
 

@@ -18,8 +18,8 @@ from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.leases import Holder, holder_of, stopped_in_lock
 from workerpool.cli.pools import Pool, StreamRows, read_pools, running_for
-from workerpool.cli.store import board_directory, store_folder
 from workerpool.config import PoolConfig
+from workerpool.locations import board_directory, store_folder
 
 Facts = dict[str, Any]
 
@@ -77,7 +77,7 @@ def _pool(pool: Pool) -> Facts:
 
 def _stream(name: str, queue: QueueKit, pools: list[Pool], root: str | None, *, known: bool) -> Facts:
     tally = queue.tally(name)
-    holder = holder_of(root, name) if root else None
+    holder = holder_of(queue, root, name)
     shown = _shown(name, pools, holder)
     return {
         "name": name,
@@ -164,7 +164,7 @@ def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
     """Who has the stream. `state`: held, standby (somebody waits for a holder that is on no board), fenced or free."""
     rows = [stream for pool in pools if pool.alive and (stream := pool.stream(name)) is not None]
     waiting = [stream.row.pid for stream in rows if stream.row.lease == "standby"]
-    mine = next((stream for stream in rows if holder is not None and stream.row.name == holder.owner), None)
+    mine = next((stream for stream in rows if _holds(stream, holder)), None)
     state = "free"
     if mine is not None:
         state = mine.row.lease or "held"
@@ -178,6 +178,11 @@ def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
         "on_board": mine is not None,
         "standby_pids": waiting,
     }
+
+
+def _holds(stream: StreamRows, holder: Holder | None) -> bool:
+    """Whether this process has its stream; where many share one and no holder is named, its own word counts."""
+    return stream.row.name == holder.owner if holder is not None else stream.row.lease in {"held", "fenced"}
 
 
 # -- processes that do not go on
@@ -201,7 +206,7 @@ def _stuck(name: str, pools: list[Pool], config: PoolConfig) -> Facts:
 
 def _is_late(lease: Mapping[str, Any], ttl: float) -> int | None:
     """The pid of a lease's living holder when its last heartbeat is over a ttl old, or None."""
-    late = lease["state"] == "held" and lease["age"] > ttl
+    late = lease["state"] == "held" and (lease["age"] or 0) > ttl
     return lease["pid"] if late and lease["pid"] is not None and psutil.pid_exists(lease["pid"]) else None
 
 
@@ -232,7 +237,7 @@ def _warnings(config: PoolConfig, queue: QueueKit, streams: list[Facts], pools: 
         lease = stream["lease"]
         if stream["stuck"]:
             said.append(_about_stuck(stream))
-        elif lease["state"] == "held" and not lease["on_board"] and lease["age"] > config.lease.ttl:
+        elif lease["state"] == "held" and not lease["on_board"] and (lease["age"] or 0) > config.lease.ttl:
             said.append(f"stream {stream['name']}: its lease was last renewed {words.duration(lease['age'])} ago")
     dead = [pool for pool in pools if not pool.alive and not _ended_in_order(pool)]
     in_flight = _in_flight(queue) if any(row.job for pool in dead for row in pool.workers()) else set()

@@ -29,8 +29,9 @@ from workerpool.cli.batch import Defaults, checked_extensions, jobs, judge, open
 from workerpool.cli.main import FAILED, INTERRUPTED, USAGE, Refusal
 from workerpool.cli.options import Source, complete_streams, find_source, standard_input
 from workerpool.cli.pools import read_pools
-from workerpool.cli.store import board_directory, open_queue
+from workerpool.cli.store import open_queue
 from workerpool.config import PoolConfig
+from workerpool.locations import board_directory
 from workerpool.units import parse_duration
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _LOOK_UP_SECONDS = 0.02, 0.2, 5.0

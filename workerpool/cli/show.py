@@ -11,20 +11,20 @@ import click
 
 from queuekit import BackendUnavailable, JobNotFound, QueueKit
 from queuekit.clock import now_ms
-from queuekit.contract import JobView
+from queuekit.contract import JobView, PutAside
 from queuekit.lifecycle import State
 from workerpool import pauses
 from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.jobs import brief
-from workerpool.cli.listing import PutAside, put_aside
 from workerpool.cli.options import DEFAULT_CONFIG, Source, json_option, print_json, with_source
 from workerpool.cli.pools import Pool, read_pools, who_runs
 from workerpool.cli.record import Record
-from workerpool.cli.store import board_directory, open_queue, store_folder
+from workerpool.cli.store import open_queue
 from workerpool.cli.story import Scene, payload_text, tell, why_waiting
-from workerpool.cli.which import Which
+from workerpool.cli.which import id_of
 from workerpool.config import PoolConfig
+from workerpool.locations import board_directory, store_folder
 
 
 @click.command("show")
@@ -38,9 +38,8 @@ def show_command(source: Source, job_id: str, as_json: bool) -> None:
     Exit code 1 when there is no such job.
     """
     config = source.load()
-    job_id = Which(config).id_of(job_id)
     with open_queue(config) as queue:
-        view = _find(queue, job_id, config)
+        view = _find(queue, id_of(queue, job_id))
     if isinstance(view, PutAside):
         _tell_of_file(view, config, as_json=as_json)
         return
@@ -56,31 +55,29 @@ def show_command(source: Source, job_id: str, as_json: bool) -> None:
         click.echo(f"  {'next':<9} {step}")
 
 
-def _find(queue: QueueKit, job_id: str, config: PoolConfig) -> JobView | PutAside:
-    """The job, or the file of that name (or with that id in its name) that was put aside. Raises `JobNotFound`."""
-    view = queue.look_up(job_id)
-    if view is not None:
-        return view
-    root = store_folder(config)
-    aside = put_aside(root, job_id) if root is not None else None
-    if aside is None:
+def _find(queue: QueueKit, job_id: str) -> JobView | PutAside:
+    """The job, or what was put aside under that name (or with that id in its name). Raises `JobNotFound`."""
+    found = queue.look_up(job_id) or queue.backend.put_aside(job_id)
+    if found is None:
         raise JobNotFound(job_id, "it was never sent here, or its record has been pruned")
-    return aside
+    return found
 
 
 def _tell_of_file(aside: PutAside, config: PoolConfig, *, as_json: bool) -> None:
-    """What there is to say of a file that is no job."""
+    """What there is to say of what is no job."""
     if as_json:
         print_json(brief(aside))
         return
+    folder = store_folder(config)
+    kind = "row" if folder is None else "file"
     stream = f" of stream {words.printable(aside.stream)}" if aside.stream else ""
-    click.echo(f"file {words.printable(aside.name)}{stream}: blocked (quarantined)")
-    place = os.path.join(store_folder(config) or "", "done", aside.name)
+    click.echo(f"{kind} {words.printable(aside.name)}{stream}: blocked (quarantined)")
+    place = "it" if folder is None else shlex.quote(os.path.join(folder, "done", aside.name))
     for label, said in (
         ("ended", f"put aside {words.since(aside.ended_ms, now_ms())}"),
         ("because", "it could not be read as a job; nobody has run it, and nobody will"),
-        ("payload", f"unknown; the file has {words.size(aside.size)}, as it was found"),
-        ("next", f"look into {words.printable(shlex.quote(place))}, and send what it should have been as a new job"),
+        ("payload", f"unknown; the {kind} has {words.size(aside.size)}, as it was found"),
+        ("next", f"look into {words.printable(place)}, and send what it should have been as a new job"),
     ):
         click.echo(f"  {label:<9} {said}")
 

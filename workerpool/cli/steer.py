@@ -13,8 +13,8 @@ from workerpool.cli.check import bad_imports
 from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
 from workerpool.cli.pools import Pool, read_pools
-from workerpool.cli.store import board_directory
 from workerpool.config import PoolConfig
+from workerpool.locations import board_directory
 from workerpool.process import kill_process
 
 _PATIENCE_SECONDS = 5.0

@@ -11,8 +11,8 @@ import click
 
 from workerpool.cli.main import USAGE, Refusal
 from workerpool.cli.options import Source, with_source
-from workerpool.cli.store import store_folder
 from workerpool.config import PoolConfig
+from workerpool.locations import store_path
 from workerpool.systemd import unit_file
 
 
@@ -52,8 +52,8 @@ def _command() -> str:
 
 def _owner(config: PoolConfig) -> str:
     """The user of the store: one queue belongs to one user id."""
-    folder = store_folder(config)
-    uid = os.stat(folder).st_uid if folder is not None and os.path.isdir(folder) else os.getuid()
+    path = store_path(config)
+    uid = os.stat(path).st_uid if path is not None and os.path.exists(path) else os.getuid()
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:  # a uid without a name: systemd takes the number

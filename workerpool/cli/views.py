@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from queuekit.clock import now_ms
-from queuekit.contract import JobView
+from queuekit.contract import JobView, PutAside
 from workerpool.cli import words
-from workerpool.cli.listing import PutAside
 from workerpool.cli.record import Record
 
 _WIDTH_WITHOUT_TERMINAL = 200
@@ -175,7 +174,7 @@ def lease_words(lease: Mapping[str, Any]) -> str:
     else:
         whom = f"pid {lease['pid']}" if lease["pid"] is not None else lease["owner"]
         said = f"{lease['state']} by {whom}" if lease["state"] == "held" else f"{lease['state']} ({whom})"
-        if not lease["on_board"]:
+        if not lease["on_board"] and lease["age"] is not None:
             said += f", renewed {words.duration(lease['age'])} ago"
     waiting = ", ".join(f"pid {pid}" for pid in lease["standby_pids"])
     return f"{said}; standby: {waiting}" if waiting else said

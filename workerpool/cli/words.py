@@ -10,22 +10,30 @@ import datetime
 import re
 from urllib.parse import urlsplit, urlunsplit
 
-from queuekit.contract import JobView
+from queuekit.contract import JobView, PutAside
 from queuekit.lifecycle import State
 
 OPEN_STATES = ("pending", "running", "scheduled", "retrying")
 END_STATES = ("done", "done_with_concerns", "needs_context", "blocked")
 NO_RECORD = "without a record"
-"""A file in done/ that has no signal: nobody knows how it ended."""
-QUARANTINED = "quarantined: it could not be read as a job and was put aside in done/"
-"""Of a file that a pool has moved out of the way."""
+"""Of a finished job without a signal: nobody knows how it ended."""
+QUARANTINED = "quarantined: it could not be read as a job and was put aside"
+"""Of what a pool has moved out of the way."""
 
+_STORED = {  # all other words are of jobs that have ended
+    "pending": State.NEW,
+    "running": State.CUR,
+    "scheduled": State.LATER,
+    "retrying": State.LATER,
+}
 _SECRET = re.compile(r"(?<=[?&]password=)[^&]*")
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
-def state_word(view: JobView) -> str:
-    """Where a job is, in one word."""
+def state_word(view: JobView | PutAside) -> str:
+    """Where a job is, in one word; what was put aside is `blocked`."""
+    if isinstance(view, PutAside):
+        return "blocked"
     if view.state is State.NEW:
         return "pending"
     if view.state is State.CUR:
@@ -33,6 +41,11 @@ def state_word(view: JobView) -> str:
     if view.state is State.LATER:
         return "retrying" if view.retry else "scheduled"
     return view.signal.status.value if view.signal else NO_RECORD
+
+
+def stored_state(word: str) -> State:
+    """The state in the store of the jobs that a word means."""
+    return _STORED.get(word, State.DONE)
 
 
 def duration(seconds: float) -> str:

@@ -73,6 +73,7 @@ class Stream:
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._orders = Orders(self._selector, master, signals)
+        lease = queue.lease(config.name, pool.lease.ttl, exclusive=config.exclusive)
         self._desk = desk = Desk(
             config=config,
             pool=pool,
@@ -82,7 +83,7 @@ class Stream:
             crew=crew(self._selector, self._orders.stop_is_waiting),
             roster=Roster(config),
             journey=Journey(queue, config, clock=clock),
-            tenure=Tenure(queue.lease(config.name, pool.lease.ttl), pool.lease.ttl, pool.lease.heartbeat),
+            tenure=Tenure(lease, pool.lease.ttl, pool.lease.heartbeat),
         )
         self._arrivals = Arrivals(desk, self._selector)
         self._claiming = Claiming(desk, self._arrivals)

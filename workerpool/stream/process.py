@@ -95,7 +95,14 @@ def open_queue(pool: PoolConfig, latency: SharedLatencyWindowBox | None = None) 
     """The queue that a configuration names, for a loop: it waits for no lock for long. Raises `QueueError`."""
     store = pool.store
     if store.scheme != "dir":
-        return QueueKit.open(store.url)
+        return QueueKit.open(
+            store.url,
+            estate=store.estate,
+            durability=store.durability.value,
+            max_job_bytes=store.max_job_bytes,
+            latency=latency,
+            report_interval=pool.telemetry.interval,
+        )
     backend = FilesystemBackend(
         store.url.removeprefix("dir:"),
         durability=store.durability.value,

@@ -70,8 +70,7 @@ class Tenure:
 
     def _try(self, now: float) -> bool:
         self._next = now + STANDBY_SECONDS
-        look = getattr(self.lease, "holder", None)
-        self.holder = None if look is None else look()
+        self.holder = self.lease.holder()
         if not self.lease.try_acquire():
             return False
         self.phase, self.predecessor, self.error = Phase.HOLDING, self.holder, None
