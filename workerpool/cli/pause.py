@@ -15,7 +15,7 @@ from workerpool.cli.options import Source, complete_streams, with_source_options
 from workerpool.cli.pools import Pool, read_pools
 from workerpool.cli.store import open_queue
 from workerpool.config import PoolConfig
-from workerpool.locations import board_directory
+from workerpool.locations import board_directory, make_board_directory
 from workerpool.process import kill_process
 
 _ATTENTIVE = {"running", "quiet"}
@@ -34,7 +34,7 @@ def pause_command(source: Source, stream: str) -> None:
     config = source.load()
     with open_queue(config) as queue:
         _check_known(source, config, queue, stream)
-    directory = board_directory(config)
+    directory = make_board_directory(config)
     try:
         pause, is_new = pauses.pause(directory, stream)
     except OSError as error:
