@@ -2,17 +2,27 @@
 
 What is missing on CI's machine is noticed that way.
 An expected failure is no skip.
+A test that asks for a PostgreSQL gets one, or fails: it is never skipped.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from postgres import Server
 
 from queuekit.locks import forget_all
+
+
+def pytest_configure() -> None:
+    """Forget PGPORT, PGOPTIONS and their like: they would speak to every PostgreSQL client of the tests."""
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +30,37 @@ def _no_lease_outlives_its_test() -> Iterator[None]:
     """Most tests drop their leases as a death would: then their files stay locked, one descriptor each."""
     yield
     forget_all()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A PostgreSQL that serves the whole run, one for each process of it: to be used, not to be stopped."""
+    server = Server()
+    yield server
+    server.remove()
+
+
+_database_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Server) -> Iterator[str]:
+    """An empty database for this test alone, gone after it."""
+    with postgres_server.database(f"test_{next(_database_numbers)}") as url:
+        yield url
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Callable[..., Server]]:
+    """Make a PostgreSQL (keywords as of `Server`) that the test may stop, kill, freeze and restart; gone after it."""
+    with ExitStack() as stack:
+
+        def make(**keywords: Any) -> Server:
+            server = Server(**keywords)
+            stack.callback(server.remove)
+            return server
+
+        yield make
 
 
 @pytest.hookimpl(wrapper=True)
