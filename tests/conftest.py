@@ -11,12 +11,14 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from postgres import Server
 
 from queuekit.locks import forget_all
+
+if TYPE_CHECKING:
+    from postgres import Server
 
 
 def pytest_configure() -> None:
@@ -35,6 +37,8 @@ def _no_lease_outlives_its_test() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Server]:
     """A PostgreSQL that serves the whole run, one for each process of it: to be used, not to be stopped."""
+    from postgres import Server
+
     server = Server()
     yield server
     server.remove()
@@ -53,6 +57,8 @@ def postgres_url(postgres_server: Server) -> Iterator[str]:
 @pytest.fixture
 def own_postgres() -> Iterator[Callable[..., Server]]:
     """Make a PostgreSQL (keywords as of `Server`) that the test may stop, kill, freeze and restart; gone after it."""
+    from postgres import Server
+
     with ExitStack() as stack:
 
         def make(**keywords: Any) -> Server:
