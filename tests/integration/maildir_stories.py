@@ -207,11 +207,24 @@ def _prune(q: FilesystemBackend) -> Act:
     return lambda: q.prune(-60.0)
 
 
+def _spoil(q: FilesystemBackend, id: str) -> None:
+    """A file in new/ under the name of this job that holds none."""
+    path = os.path.join(q.root, "new", layout.job_filename(job(id)))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(fd, b'{"id":')
+    os.close(fd)
+
+
 def _quarantine(q: FilesystemBackend) -> Act:
     q.write(job("a"))
-    bad = layout.job_filename(job("b"))
-    with open(os.path.join(q.root, "new", bad), "wb") as file:
-        file.write(b'{"id":')
+    _spoil(q, "b")
+    lease = _held(q)
+    return lambda: q.drain_available(STREAM, lease=lease)
+
+
+def _quarantine_under_a_taken_name(q: FilesystemBackend) -> Act:
+    _ended(q, "a")
+    _spoil(q, "a")
     lease = _held(q)
     return lambda: q.drain_available(STREAM, lease=lease)
 
@@ -243,6 +256,7 @@ STORIES = [
     Story("retry", _retry, does="retry"),
     Story("prune", _prune, before=("a", "b"), does="prune"),
     Story("quarantine", _quarantine),
+    Story("quarantine under a taken name", _quarantine_under_a_taken_name, does="ended before"),
 ]
 
 

@@ -336,6 +336,11 @@ def plant_broken_intent(root: Path) -> str:
     return "cannot be read"
 
 
+def plant_intent_aside(root: Path) -> str:
+    put(root, f".workerpool/retry/{layout.aside_name(NAME, 'ab12')}", b"?")
+    return "could not be read, and is kept here"
+
+
 def plant_broken_dossier(root: Path) -> str:
     put_job(root, f"new/{NAME}")
     put(root, f".workerpool/jobs/{HEX}.json", b"[1,")
@@ -426,6 +431,7 @@ PLANTS: list[tuple[str, Callable[[Path], str]]] = [
     ("quarantined", plant_quarantined),
     ("intent-open", plant_intent),
     ("intent-open", plant_late_intent),
+    ("intent-aside", plant_intent_aside),
     ("intent-unreadable", plant_broken_intent),
     ("dossier-unreadable", plant_broken_dossier),
     ("dossier-alone", plant_lone_dossier),
@@ -724,7 +730,7 @@ def test_after_every_death_only_what_repairs_itself_is_found(story: Story, tmp_p
         assert code in {0, DIED}
         found = examine(root)
         foreseen = AFTER_A_DEATH | ({"twin"} if "twin" in story.name else set())
-        foreseen |= {"prune": {"no-record"}, "quarantine": {"mode-wide"}}.get(story.name, set())
+        foreseen |= {"no-record"} if story.name == "prune" else set()
         assert kinds(found) <= foreseen, found
         before = job_bytes(root)
         assert all(each.done for each in repair(root, found))

@@ -2,12 +2,15 @@
 
 All of it happens under the stream's lock, also beside a running pool. A retry is several moves; its intent, the old
 signal kept in `.workerpool/retry/<job file name>`, is made first and removed last, so that whoever finds it can go on.
+One that cannot be read holds nothing up: the job in done/ tells what is to be done, and the intent is kept aside.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 from collections.abc import Collection, Iterator
 
 from queuekit.backends.maildir import layout
@@ -17,7 +20,14 @@ from queuekit.backends.maildir.settle import Settler
 from queuekit.clock import now_ms
 from queuekit.completion import SignalFile
 from queuekit.contract import Lease
-from queuekit.errors import DecodingFailed, IllegalTransition, JobNotFound
+from queuekit.errors import (
+    BackendUnavailable,
+    DecodingFailed,
+    IllegalTransition,
+    JobNotFound,
+    LeaseLost,
+    QueueError,
+)
 from queuekit.ids import check_identifier
 from queuekit.job import Delivery, Job
 from queuekit.lifecycle import State, Verb, target
@@ -26,6 +36,7 @@ from queuekit.wire import decode_signal, encode_job, encode_signal
 
 _log = logging.getLogger("queuekit.maildir")
 _SIGNAL_BYTES = 2**20
+_MOST_FAILURES = 8  # so many jobs in one prune that cannot be removed are passed over
 
 
 class Keeper:
@@ -159,49 +170,113 @@ class Keeper:
         mount.ops.sync_folder(mount.done)
         self._close_intent(name, job_id)
 
-    def _close_intent(self, name: str, job_id: str) -> None:
-        """Keep the old end in the job's dossier, then remove the intent; nothing happens when there is none."""
+    def _close_intent(self, name: str, job_id: str | None) -> None:
+        """Keep the old end in the job's dossier, then remove the intent; nothing happens when there is none.
+
+        What cannot be read, or is of nobody knows which job (None), is put aside as it is.
+        """
         mount = self._mount
         try:
-            record, _ = mount.ops.read(mount.intents, name, _SIGNAL_BYTES)
+            record = self._read_record(mount.intents, name)
         except FileNotFoundError:
             return
+        except DecodingFailed as error:
+            self._put_intent_aside(name, error.reason)
+            return
+        if job_id is None:
+            self._put_intent_aside(name, "it is no record of an end")
+            return
+        if _job_of(record) is None:
+            _log.error("the record that a retry of job %s set aside cannot be read: its dossier has it now", job_id)
         text = record.decode(errors="backslashreplace")
         ends = list((self._settler.dossier(job_id) or {}).get("earlier_ends", []))
         if text not in ends:
             self._settler.keep_dossier(job_id, {"earlier_ends": [*ends, text]})
         mount.ops.unlink(mount.intents, name)
 
-    def finish_intents(self, stream: str, lease: Lease | None) -> list[str]:
-        """Go on with retries of this stream that were cut off; returns the names that became pending."""
-        mount = self._mount
-        pending: list[str] = []
-        for name in sorted(mount.names(mount.intents)):
-            if not layout.suggests(name, stream):
-                continue
-            with mount.acting(stream, lease), as_write_failed(name):
-                job_id = self._intended(name, stream)
-                if job_id is None:
-                    continue
-                if mount.exists(mount.done, name) and not mount.exists(mount.done, layout.signal_filename(job_id)):
-                    self._resume_retry(name, job_id)
-                    pending.append(name)
-                else:
-                    self._close_intent(name, job_id)
-        return pending
+    def _put_intent_aside(self, name: str, reason: str) -> None:
+        aside = layout.aside_name(name, os.urandom(4).hex())
+        self._mount.ops.move(self._mount.intents, name, self._mount.intents, aside)
+        _log.error("the intent of a retry, %r, cannot be read: %s; it is kept as %r", name, reason, aside)
 
-    def _intended(self, name: str, stream: str) -> str | None:
-        """The job of an intent; None when the intent is gone, or is not this stream's."""
+    def _read_record(self, folder: int, name: str) -> bytes:
+        """The bytes of a record; raises `FileNotFoundError`, `BackendUnavailable` when they cannot be read now, and
+        `DecodingFailed` when they never can."""
         mount = self._mount
         try:
-            record, _ = mount.ops.read(mount.intents, name, _SIGNAL_BYTES)
-            job_id = decode_signal(record).job_id
+            record, facts = mount.ops.read(folder, name, _SIGNAL_BYTES)
         except FileNotFoundError:
-            return None
+            raise
+        except OSError as error:
+            raise mount.unreadable(folder, name, error) from error
+        if not stat.S_ISREG(facts.st_mode):
+            raise DecodingFailed("not a regular file")
+        if len(record) > _SIGNAL_BYTES:
+            raise DecodingFailed(f"larger than {_SIGNAL_BYTES} bytes")
+        return record
+
+    def finish_intents(self, stream: str, lease: Lease | None) -> list[str]:
+        """Go on with retries of this stream that were cut off; returns the names that became pending.
+
+        One that cannot be finished now is said, and keeps no other from it: the next call tries again.
+        """
+        mount = self._mount
+        pending: list[str] = []
+        for name in self._intents(stream):
+            with mount.acting(stream, lease):
+                try:
+                    with as_write_failed(name):
+                        if self._finish_retry(name, stream):
+                            pending.append(name)
+                except QueueError as error:
+                    _log.warning("the retry that was cut off with the intent %r cannot go on now: %s", name, error)
+        return pending
+
+    def _intents(self, stream: str) -> list[str]:
+        mount = self._mount
+        try:
+            return sorted(each.name for each in mount.ops.entries(mount.intents) if layout.suggests(each.name, stream))
+        except OSError as error:
+            raise BackendUnavailable(f"cannot list {layout.INTENTS}/: {error.strerror}") from error
+
+    def _finish_retry(self, name: str, stream: str) -> bool:
+        """Go on with one retry, unless it is of another stream; whether its job became pending. Under the lock."""
+        mount, fault = self._mount, ""
+        try:
+            job_id = self._intended(name)
+            job = mount.look_into(mount.done, name)
+        except FileNotFoundError:
+            return False
+        except DecodingFailed as error:
+            job, fault = None, error.reason
+        if job is not None:
+            if job.stream_id == stream and not mount.exists(mount.done, layout.signal_filename(job.id)):
+                self._resume_retry(name, job.id)
+                return True
+            if job.stream_id == stream:
+                self._close_intent(name, job.id)
+        elif job_id is None or name.endswith(f"-{stream}-{job_id}"):
+            if fault and job_id is not None and self._undo_retry(name):
+                _log.error("the retry of job %s is undone, the job cannot be read any more: %s", job_id, fault)
+            else:
+                self._close_intent(name, job_id)
+        return False
+
+    def _intended(self, name: str) -> str | None:
+        """The job that the record in an intent speaks of; None when it can never be read."""
+        try:
+            return _job_of(self._read_record(self._mount.intents, name))
         except DecodingFailed:
-            _log.warning("the intent of a retry, %r, cannot be read: it stays as it is", name)
             return None
-        return job_id if name.endswith(f"-{stream}-{job_id}") else None
+
+    def _undo_retry(self, name: str) -> bool:
+        """The old end becomes that of a file which cannot be read; False when that has one."""
+        mount, signal = self._mount, layout.quarantine_signal_filename(name)
+        if mount.exists(mount.done, signal):
+            return False
+        mount.ops.move(mount.intents, name, mount.done, signal)
+        mount.sync_folder(mount.done)
+        return True
 
     # -- prune
 
@@ -213,18 +288,31 @@ class Keeper:
         lease: Lease | None,
         statuses: Collection[ObservationStatus] | None = None,
     ) -> int:
-        """Remove the records of jobs that ended more than `older_than` seconds ago, at most `limit`."""
+        """Remove the records of jobs that ended more than `older_than` seconds ago, at most `limit`.
+
+        A few that cannot be removed now keep no others from it; the first error is raised in the end.
+        """
         mount = self._mount
         horizon = now_ms() - int(older_than * 1000)
-        pruned = 0
+        pruned, gone, failures = 0, list[str](), list[QueueError]()
         for name in self._old_names(horizon, stream):
-            if limit is not None and pruned >= limit:
+            if (limit is not None and pruned >= limit) or len(failures) == _MOST_FAILURES:
                 break
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 pruned += self._prune_one(name, horizon, stream, lease, statuses)
+            except FileNotFoundError:
+                gone.append(name)  # somebody else was faster
+            except LeaseLost:
+                raise
+            except QueueError as error:
+                failures.append(error)
         if pruned:
             with as_write_failed("done/"):
                 mount.sync_folder(mount.done)
+        if failures:
+            raise failures[0]
+        if gone and not set(gone).isdisjoint(mount.names(mount.done)):
+            raise BackendUnavailable("a folder of the queue was removed while it was pruned")
         return pruned
 
     def _old_names(self, horizon: int, stream: str | None) -> Iterator[str]:
@@ -246,24 +334,28 @@ class Keeper:
     ) -> bool:
         mount = self._mount
         stream = stream or self._ownership.stream_of(mount.done, name)
-        with mount.acting(stream, lease), as_write_failed(name):
+        with mount.acting(stream, lease):
             signal, ended_ms, job_id, status = self._end_of(name)
             if (ended_ms is not None and ended_ms > horizon) or (statuses is not None and status not in statuses):
                 return False
             if ended_ms is None and mount.exists(mount.intents, name):
                 return False  # a retry was cut off: it will run again
-            if job_id is not None:
-                self._close_intent(name, job_id)
-            if ended_ms is not None:
-                mount.ops.unlink(mount.done, signal)
-            mount.ops.unlink(mount.done, name)
-            if job_id is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    mount.ops.unlink(mount.dossiers, layout.dossier_filename(job_id))
+            with as_write_failed(name):
+                if job_id is not None:
+                    self._close_intent(name, job_id)
+                if ended_ms is not None:
+                    mount.ops.unlink(mount.done, signal)
+                mount.ops.unlink(mount.done, name)
+                if job_id is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        mount.ops.unlink(mount.dossiers, layout.dossier_filename(job_id))
         return True
 
     def _end_of(self, name: str) -> tuple[str, int | None, str | None, ObservationStatus]:
-        """The signal of a file in done/, when it ended (None: no signal), the job's id (None: quarantined), and how."""
+        """The signal of a file in done/, when it ended (None: no signal), the job's id (None: quarantined), and how.
+
+        Raises `FileNotFoundError` when the file is gone.
+        """
         mount = self._mount
         try:
             job = mount.look_into(mount.done, name)
@@ -274,8 +366,7 @@ class Keeper:
         except DecodingFailed:
             job_id, signal = None, layout.quarantine_signal_filename(name)
         try:
-            data, _ = mount.ops.read(mount.done, signal, _SIGNAL_BYTES)
-            end = decode_signal(data)
+            end = decode_signal(self._read_record(mount.done, signal))
             return signal, end.completed_at.physical_time, job_id, end.status
         except FileNotFoundError:
             return signal, None, job_id, ObservationStatus.BLOCKED
@@ -292,3 +383,11 @@ class Keeper:
             if not mount.exists(folder, file):
                 raise JobNotFound(job_id, "it has just moved on: look again")
             yield
+
+
+def _job_of(record: bytes) -> str | None:
+    """The id of the job whose end this is; None when it is the record of none."""
+    try:
+        return decode_signal(record).job_id
+    except DecodingFailed:
+        return None

@@ -23,6 +23,7 @@ INTENTS, DOSSIERS = f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
 MAX_JOB_NAME = 222  # a newer port's claim name is 33 bytes longer, and a file name holds 255
 CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
 SIGNAL = ".signal"
+ASIDE = "unreadable-"
 STALE_TMP_SECONDS = 300.0
 
 _TIMESTAMP = r"(-?\d+)--?\d+-\d+-"
@@ -111,6 +112,12 @@ def spare_name(name: str, token: str) -> str:
     """Another name for a file that cannot be read, when its own one is taken; it stays recognisable."""
     encoded = name.encode(errors="surrogateescape")[: 255 - len(SIGNAL) - len(token) - 1]
     return f"{encoded.decode(errors='surrogateescape')}.{token}"
+
+
+def aside_name(name: str, token: str) -> str:
+    """Another name for an intent that cannot be read: nobody takes it for one, and it stays recognisable."""
+    encoded = f"{ASIDE}{token}-".encode() + name.encode(errors="surrogateescape")
+    return encoded[:255].decode(errors="surrogateescape")
 
 
 def later_filename(name: str, due_ms: int, *, retry: bool) -> str:

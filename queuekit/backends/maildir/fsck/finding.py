@@ -231,9 +231,15 @@ KINDS = {
         "finishes the retry",
     ),
     "intent-unreadable": Kind(
-        _E,
-        "a retry was cut off half-way and the old record that it kept cannot be read, so nobody goes on with it",
-        "move the file away; then `workerpool fsck --repair` gives the job a `blocked` record, and it can be retried",
+        _W,
+        "a retry was cut off half-way, and the old record that it kept cannot be read; the job itself can",
+        "nothing: the next pool that works the stream finishes the retry, and keeps what there is of the record",
+        "finishes the retry, and keeps what there is of the record",
+    ),
+    "intent-aside": Kind(
+        _N,
+        "a retry went on without it, so the job is where it should be, and only how it had ended before is not known",
+        "look at the file; then remove it",
     ),
     "dossier-unreadable": Kind(
         _W,

@@ -195,18 +195,13 @@ def twins_of(mount: Mount, name: str) -> Twins | None:
     copies = copies_of(mount, name)
     rank = (layout.CUR, layout.CLAIM, layout.NEW, layout.LATER)
     copies.sort(key=lambda place: (rank.index(place[0]), place[1]))
-    if present(mount, layout.DONE, name) and (ended := _ended(mount, name)):
+    if _ended(mount, name):
         copies.insert(0, (layout.DONE, name))
-        if not ended:
-            return None
-    if len(copies) < 2:
+    found = [(place, job) for place in copies if (job := _job(mount, place)) is not None]
+    if len(found) < 2:
         return None
-    jobs = [_job(mount, place) for place in copies]
-    first = jobs[0]
-    if first is None:
-        return None
-    same = all(job is not None and same_job(first, job) for job in jobs)
-    return Twins(first, copies[0], copies[1:], same)
+    (keep, first), *rest = found
+    return Twins(first, keep, [place for place, _ in rest], all(same_job(first, job) for _, job in rest))
 
 
 def _ended(mount: Mount, name: str) -> bool:
@@ -247,6 +242,8 @@ def _twins(look: Look, name: str, places: list[Place], ttl: float) -> Iterator[F
 
 def _unrecorded(look: Look, name: str) -> Iterator[Finding]:
     copies = copies_of(look, name)
+    if _ended(look, name):
+        return
     if copies and present(look, layout.DONE, name) and not present(look, "intents", name):
         what = f"the job is in {path_of(*copies[0])}, and a file without a record of its end has its name in done/"
         yield finding("twin-unrecorded", path_of(layout.DONE, name), what)

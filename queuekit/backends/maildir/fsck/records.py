@@ -192,12 +192,18 @@ def _alone(look: Look, signals: set[str], inventory: Inventory, jobs: OpenJobs) 
     files = [name for name in inventory.names[layout.DONE] if not name.endswith(layout.SIGNAL)]
     alone = signals - matched(files, signals)
     alone -= matched(jobs.places, alone)
+    alone -= {base for base in alone for place in jobs.unreadable if _is_spare(base, plain(*place) or place[1])}
     for base in sorted(_still_alone(look, alone)):
         name = base + layout.SIGNAL
         if present(look, layout.DONE, name):
             yield finding(
                 "signal-alone", path_of(layout.DONE, name), f"no folder has the job {base!r} that it is about"
             )
+
+
+def _is_spare(base: str, name: str) -> bool:
+    """Whether a signal is that of a file which is just being put aside, and whose own name is taken in done/."""
+    return base == layout.spare_name(name, base.rpartition(".")[2])
 
 
 def matched(names: Iterable[str], wanted: set[str]) -> set[str]:
@@ -228,7 +234,7 @@ def _still_alone(look: Look, ids: set[str]) -> set[str]:
 def _intent(look: Look, name: str) -> Iterator[Finding]:
     if layout.tail(name) is None:
         if present(look, "intents", name):
-            yield finding("not-a-name", path_of("intents", name), "its name is not that of a job")
+            yield _no_intent(name)
         return
     with guarded_or_said(look, (layout.DONE, name) if present(look, layout.DONE, name) else ("intents", name)) as said:
         yield from said
@@ -237,9 +243,20 @@ def _intent(look: Look, name: str) -> Iterator[Finding]:
         path = path_of("intents", name)
         record = intent_of(look, name)
         if record is None:
-            yield finding("intent-unreadable", path, "the record that a retry set aside cannot be read")
+            yield finding(
+                "intent-unreadable", path, "the record that a retry set aside cannot be read", repairable=True
+            )
         else:
             yield finding("intent-open", path, f"the retry of job {str(record.job_id)!r} was cut off", repairable=True)
+
+
+def _no_intent(name: str) -> Finding:
+    path = path_of("intents", name)
+    if name.startswith(layout.ASIDE):
+        return finding(
+            "intent-aside", path, "the record that a retry had set aside could not be read, and is kept here"
+        )
+    return finding("not-a-name", path, "its name is not that of a job")
 
 
 def intent_of(mount: Mount, name: str) -> SignalFile | None:

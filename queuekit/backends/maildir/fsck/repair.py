@@ -257,14 +257,14 @@ class _Tools:
     def finish_intent(self, found: Finding) -> Did:
         """Go on with a retry that was cut off."""
         mount, (_, name) = self.mount, _place(found)
-        record = records.intent_of(mount, name)
-        rest = layout.tail(name)
-        if record is None or rest is None:
+        if not present(mount, "intents", name):
             return None
-        pending = self.keeper.finish_intents(rest.removesuffix(f"-{record.job_id}"), None)
+        pending: list[str] = []
+        for stream in streams_of(mount, layout.DONE if present(mount, layout.DONE, name) else "intents", name):
+            pending += self.keeper.finish_intents(stream, None)
         if present(mount, "intents", name):
             raise OSError(errno.EBUSY, "it is still there")
-        return "the job is pending" if name in pending else "the old record is in the dossier"
+        return "the job is pending" if name in pending else "the old record is kept"
 
     # -- leases
 
@@ -293,6 +293,7 @@ _MOUNTED: dict[str, Callable[[_Tools, Finding], Did]] = {
     "no-record": _Tools.give_record,
     "signal-unreadable": _Tools.replace_signal,
     "intent-open": _Tools.finish_intent,
+    "intent-unreadable": _Tools.finish_intent,
     "alive-dead": _Tools.remove_alive,
     "lease-left": _Tools.remove_left_over,
 }
