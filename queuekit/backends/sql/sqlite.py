@@ -151,7 +151,7 @@ class SqliteDatabase(Database):
         self.path = os.path.join(self.folder, os.path.basename(given))
         self._library = library()
         self._mode = ""
-        self._refused = ""
+        self._refused = False
         super().__init__(self.path, durability=durability, patience=patience)
         self._provide()
 
@@ -172,7 +172,7 @@ class SqliteDatabase(Database):
         """Touch the file: whoever watches it looks then. (What was committed was not to be seen before.)"""
         if streams:
             with contextlib.suppress(OSError):  # it was moved away or became read-only: the next transaction says so
-                os.utime(self.path)
+                os.utime(self.path, follow_symlinks=False)
 
     def notify_within(self, connection: sqlalchemy.Connection, streams: Collection[str]) -> None:
         """Nothing: watchers see the commit itself, if a little later."""
@@ -181,7 +181,7 @@ class SqliteDatabase(Database):
         """See `watch`."""
         from queuekit.backends.sql.watch import watch_sqlite
 
-        return watch_sqlite(self.path, _POLL_SECONDS if poll is None else poll)
+        return watch_sqlite(self.path, _POLL_SECONDS if poll is None else poll, wal=self._mode != "delete")
 
     # -- the file
 
@@ -194,9 +194,11 @@ class SqliteDatabase(Database):
             self._check_filesystem()
             if not os.path.lexists(self.path):
                 self._make()
-            self._check_file(os.lstat(self.path))
+            refusal = self._refusal()
         except OSError as error:
             raise BackendUnavailable(f"{self.path}: {error.strerror or error}") from error
+        if refusal:
+            raise BackendUnavailable(refusal)
 
     def _check_filesystem(self) -> None:
         kind = filesystem_type(self.folder)
@@ -205,13 +207,18 @@ class SqliteDatabase(Database):
                 f"{self.path} is on {kind}, where SQLite's locks cannot be trusted: use a local disk, or PostgreSQL"
             )
 
-    def _check_file(self, facts: os.stat_result) -> None:
-        if stat.S_ISLNK(facts.st_mode):
-            raise BackendUnavailable(f"{self.path} is a link: name the file that it leads to")
-        if not stat.S_ISREG(facts.st_mode):
-            raise BackendUnavailable(f"{self.path} is not a file")
-        if facts.st_mode & stat.S_IWOTH:
-            raise BackendUnavailable(f"{self.path} can be written by others: chmod o-w it, or choose another file")
+    def _refusal(self) -> str:
+        """Why the file must not be used; "" when it may."""
+        file, folder = os.lstat(self.path).st_mode, os.stat(self.folder).st_mode
+        if stat.S_ISLNK(file):
+            return f"{self.path} is a link: name the file that it leads to"
+        if not stat.S_ISREG(file):
+            return f"{self.path} is not a file"
+        if file & stat.S_IWOTH:
+            return f"{self.path} can be written by others: chmod o-w it, or choose another file"
+        if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
+            return f"{self.folder} can be written by others: chmod o-w it, or choose another folder"
+        return ""
 
     def _make(self) -> None:
         temporary = f"{self.path}.{os.urandom(8).hex()}.tmp"
@@ -259,6 +266,12 @@ class SqliteDatabase(Database):
 
     def _open(self) -> Any:
         """A connection of the driver, set up. Raises `Failed` when this database must not be used."""
+        try:
+            refusal = self._refusal()
+        except OSError as error:
+            raise Failed(f"{self.path}: {error.strerror or error}") from error
+        if refusal:
+            raise Failed(refusal)
         connection = self._library.module.connect(
             f"file:{quote(self.path)}?mode=rw",
             uri=True,
@@ -336,8 +349,6 @@ class SqliteDatabase(Database):
     def _sentence(self, error: DBAPIError) -> str:
         if self._trouble(error) is Trouble.AGAIN:
             return f"{self.path} is locked by somebody else for {self.patience:g} s"
-        if _code(error.orig) == 14 and not os.path.lexists(self.path):
-            return f"{self.path} is gone"
         return super()._sentence(error)
 
     # -- forks
@@ -345,8 +356,10 @@ class SqliteDatabase(Database):
     @contextlib.contextmanager
     def _transaction_allowed(self) -> Iterator[None]:
         with _gate.inside():
-            if self._refused:
-                raise Failed(self._refused)
+            if self._refused or _gate.crossed:
+                raise Failed(
+                    f"{self.path}: this process was forked inside a transaction, so it cannot use the database"
+                )
             yield
 
     def _before_fork(self) -> None:
@@ -356,7 +369,7 @@ class SqliteDatabase(Database):
 
     def _forget(self, held: Held) -> None:
         """This one was in use at the fork. It is made immortal: closing it would undo the parent's transaction."""
-        self._refused = f"{self.path}: this process was forked inside a transaction and cannot use the database"
+        self._refused = True
         for each in (held.connection, held.driver):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
@@ -365,12 +378,15 @@ class _Gate:
     """Who is inside a transaction, in this process; forks wait until nobody else is, and nobody enters meanwhile."""
 
     def __init__(self) -> None:
+        self.crossed = False
+        self._inside: dict[int, int] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Nobody is inside."""
+        """Nobody is inside. `crossed`: other threads of the parent were, at the fork that made this process."""
+        self.crossed = self.crossed or bool(self._inside.keys() - {threading.get_ident()})
         self._changed = threading.Condition(threading.Lock())
-        self._inside: dict[int, int] = {}
+        self._inside = {}
         self._forks = 0
 
     @contextlib.contextmanager

@@ -24,8 +24,9 @@ from queuekit.watch.poll import PollWatcher
 log = logging.getLogger("queuekit.watch")
 
 
-def watch_sqlite(path: str, poll: float) -> Watcher:
-    """A watcher of the database at `path`, attached. `poll`: seconds between looks where there are no events.
+def watch_sqlite(path: str, poll: float, *, wal: bool) -> Watcher:
+    """A watcher of the database at `path`, attached. `poll`: seconds between looks where there are no events; `wal`:
+    whether it may be in WAL mode.
 
     Raises `WatcherFailed` when the process has no descriptors left.
     """
@@ -37,7 +38,7 @@ def watch_sqlite(path: str, poll: float) -> Watcher:
     from queuekit.watch.inotify import refusal
 
     try:
-        return SqliteInotifyWatcher(place, poll)
+        return SqliteInotifyWatcher(place, poll, wal=wal)
     except OSError as error:
         log.warning("%s; polling %s every %s s instead", refusal(error), path, poll)
         return PollWatcher(place, poll)

@@ -1,35 +1,36 @@
 """The events of an SQLite database (Linux): writes to the file and its -wal, touches of the file, and its replacement.
 
-The -wal comes and goes with the connections, so the folder is watched for its creation too; other names in the folder
-wake for nothing. An inotify instance must not be used on both sides of a fork.
+The -wal comes and goes with the connections: while there is none, its folder is watched for it, and only then, since
+whatever else is made there would wake for nothing. An inotify instance must not be used on both sides of a fork.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
 
 from inotify_simple import Event, INotify, flags
 
 from queuekit.backends.sql.watch import Settling
 from queuekit.watch.base import ARRIVED_UNNAMED, FolderWatcher, Place
 
-_WRITTEN = flags.MODIFY
 _GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
 _OF_FILE = flags.MODIFY | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF | flags.DONT_FOLLOW
-_OF_WAL = flags.MODIFY | flags.DONT_FOLLOW
-_OF_FOLDER = flags.CREATE | flags.MOVED_TO | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+_OF_FOLDER = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
 
 
 class SqliteInotifyWatcher(FolderWatcher):
     """Watches the database `place.new`, from the moment it is made.
 
-    `poll_interval`: seconds between tries while the file is missing. Raises `OSError` when the kernel refuses.
+    `poll_interval`: seconds between tries while the file is missing; `wal`: whether it may be in WAL mode. Raises
+    `OSError` when the kernel refuses.
     """
 
     kind = "inotify"
 
-    def __init__(self, place: Place, poll_interval: float) -> None:
+    def __init__(self, place: Place, poll_interval: float, *, wal: bool) -> None:
         super().__init__(place, poll_interval)
+        self._wal = f"{place.new}-wal" if wal else ""
         self._settling = Settling()
         self._watches: dict[str, int] = {}  # path -> watch
         self._inotify = INotify(nonblocking=True)
@@ -51,14 +52,13 @@ class SqliteInotifyWatcher(FolderWatcher):
     def read(self) -> tuple[str, ...]:
         """Take the events, without blocking; always `()`. Attaches anew when the file was replaced."""
         events = self._take()
-        if self._seen is None or any(self._is_lost(event) for event in events):
+        if self._seen is None or self._has_lost(self.place.new, events):
             self.attach()
-        elif any(event.mask & (flags.CREATE | flags.MOVED_TO) for event in events):
+        elif self._wal and (self._wal not in self._watches or self._has_lost(self._wal, events)):
             self._watch_wal()
-        if any(event.mask & ~flags.ATTRIB for event in events):
+        self._settling.looked()
+        if any(self._is_write(event) for event in events):
             self._settling.stirred()
-        else:
-            self._settling.looked()
         return ARRIVED_UNNAMED
 
     def close(self) -> None:
@@ -72,19 +72,48 @@ class SqliteInotifyWatcher(FolderWatcher):
             return []
 
     def _attach(self) -> None:
-        self._watches[self.place.root] = self._inotify.add_watch(self.place.root, _OF_FOLDER)
         self._watches[self.place.new] = self._inotify.add_watch(self.place.new, _OF_FILE)
-        self._watch_wal()
+        if self._wal:
+            self._watch_wal()
 
     def _watch_wal(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._inotify.add_watch(f"{self.place.new}-wal", _OF_WAL)
+        """Watch the -wal when it is there, else the folder. In between it is both: nothing is missed."""
+        self._unwatch(self._wal)
+        if not self._watch_existing_wal():
+            self._watches[self.place.root] = self._inotify.add_watch(self.place.root, _OF_FOLDER)
+            self._watch_existing_wal()
+        if self._wal in self._watches:
+            self._unwatch(self.place.root)
+
+    def _watch_existing_wal(self) -> bool:
+        try:
+            self._watches[self._wal] = self._inotify.add_watch(self._wal, _OF_FILE)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _detach(self) -> None:
-        watches, self._watches = self._watches, {}
-        for watch in watches.values():
-            with contextlib.suppress(OSError):  # the kernel has dropped it already
-                self._inotify.rm_watch(watch)
+        for path in list(self._watches):
+            self._unwatch(path)
 
-    def _is_lost(self, event: Event) -> bool:
-        return event.wd in self._watches.values() and bool(event.mask & _GONE)
+    def _unwatch(self, path: str) -> None:
+        watch = self._watches.pop(path, None)
+        if watch is None:
+            return
+        try:
+            self._inotify.rm_watch(watch)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: the kernel has dropped it already
+                raise
+
+    def _has_lost(self, path: str, events: list[Event]) -> bool:
+        watch = self._watches.get(path)
+        return any(event.wd == watch and event.mask & _GONE for event in events)
+
+    def _is_write(self, event: Event) -> bool:
+        """Whether somebody may be committing: everything but a touch, and what concerns other files."""
+        if event.mask & flags.Q_OVERFLOW:
+            return True
+        if event.mask & (flags.CREATE | flags.MOVED_TO):
+            return event.name == os.path.basename(self._wal)
+        return bool(event.mask & flags.MODIFY)
