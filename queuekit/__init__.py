@@ -3,6 +3,8 @@
 See `QueueKit` for how it is used. Names listed here are the public ones.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.backends.maildir.layout import job_filename
 from queuekit.backends.memory import MemoryBackend
@@ -32,6 +34,9 @@ from queuekit.job import Claimed, Job
 from queuekit.lease import DrainLease
 from queuekit.status import ObservationStatus
 from queuekit.wire import decode_job, decode_signal, encode_job, encode_signal
+
+if TYPE_CHECKING:
+    from queuekit.backends.sql.backend import PersistenceKitBackend as PersistenceKitBackend
 
 __all__ = [
     "HLC",
@@ -77,3 +82,12 @@ __all__ = [
     "job_filename",
     "sortable_hlc",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`PersistenceKitBackend` is imported when it is first asked for: SQLAlchemy is an extra, and slow to import."""
+    if name == "PersistenceKitBackend":
+        from queuekit.backends.sql.backend import PersistenceKitBackend
+
+        return PersistenceKitBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

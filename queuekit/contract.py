@@ -147,6 +147,13 @@ class QueueBackend(abc.ABC):
             count += 1
         return count
 
+    def write_within(self, connection: Any, jobs: Iterable[Job], *, due_ms: int | None = None) -> int:  # noqa: ARG002
+        """Accept jobs in a transaction of the caller's, on a connection to the store's own database; how many.
+
+        Raises `ValueError` where the store is no database.
+        """
+        raise ValueError("only a queue in a database can take a job into your transaction on it")
+
     # -- consuming
 
     @abc.abstractmethod

@@ -77,16 +77,18 @@ class QueueKit:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], **options: Any) -> QueueKit:
-        """A queue by its URL: `dir:./spool`; a plain path is a folder.
+        """A queue by its URL: `dir:./spool`, `sqlite:./jobs.db`, `postgresql://user@host/db`; a plain path is a folder.
 
-        Takes the keywords of the constructor. Raises `BackendUnavailable` for every other store: this version has none.
+        Takes the keywords of the constructor. Raises `ValueError` for another kind of URL, `BackendUnavailable` when
+        the store cannot be reached, or when what its kind needs is not installed.
         """
         text = os.fspath(url)
         scheme, _, rest = text.partition(":")
         if scheme == "dir":
             return cls(Path(rest) if rest else rest, **options)
         if isinstance(url, str) and _URL.match(text):
-            raise BackendUnavailable(f"{scheme} stores are not part of this version; use dir:FOLDER")
+            mine = {name: options.pop(name) for name in ("durability", "max_job_bytes") if name in options}
+            return cls(backend=_database(text, hlc=options.get("hlc"), **mine), **options)
         return cls(text, **options)
 
     # -- producing
@@ -99,8 +101,12 @@ class QueueKit:
         priority: int = 50,
         extensions: Mapping[str, Any] | None = None,
         delay: float | None = None,
+        connection: Any = None,
     ) -> JobID:
-        """Make a job and send it; with `delay` (seconds) it is not claimable before that. Returns its id."""
+        """Make a job and send it; with `delay` (seconds) it is not claimable before that. Returns its id.
+
+        `connection`: as for `send`.
+        """
         job = Job(
             id=JobID.generate(),
             stream_id=StreamID(stream),
@@ -109,16 +115,28 @@ class QueueKit:
             payload=payload,
             extensions=extensions or {},
         )
-        self.send(job, delay=delay)
+        self.send(job, delay=delay, connection=connection)
         return job.id
 
-    def send(self, job: Job, *, delay: float | None = None) -> None:
-        """Accept a job; it survives a power cut when this returns. Sending the same job again is no error."""
-        self.backend.write(job, due_ms=_due(delay))
+    def send(self, job: Job, *, delay: float | None = None, connection: Any = None) -> None:
+        """Accept a job; it survives a power cut when this returns. Sending the same job again is no error.
 
-    def send_batch(self, jobs: Iterable[Job]) -> int:
-        """Accept many behind shared barriers; returns how many. An error or a crash may leave a prefix accepted."""
-        return self.backend.write_batch(jobs)
+        `connection`: a SQLAlchemy connection to the queue's own database, inside a transaction of yours. The job is
+        accepted when that commits, with your data or not at all. Raises `ValueError` where the queue is in no database.
+        """
+        if connection is None:
+            self.backend.write(job, due_ms=_due(delay))
+        else:
+            self.backend.write_within(connection, [job], due_ms=_due(delay))
+
+    def send_batch(self, jobs: Iterable[Job], *, connection: Any = None) -> int:
+        """Accept many behind shared barriers; returns how many. An error or a crash may leave a prefix accepted.
+
+        In a database it is all of them or none. `connection`: as for `send`.
+        """
+        if connection is None:
+            return self.backend.write_batch(jobs)
+        return self.backend.write_within(connection, jobs)
 
     # -- consuming
 
@@ -318,6 +336,17 @@ class QueueKit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _database(url: str, **options: Any) -> QueueBackend:
+    """The backend of a database's URL; SQLAlchemy is imported only here."""
+    try:
+        from queuekit.backends.sql.backend import PersistenceKitBackend
+
+        return PersistenceKitBackend(url, **options)
+    except ModuleNotFoundError as error:
+        extra = "postgres" if url.startswith("postgres") else "sql"
+        raise BackendUnavailable(f"{error.name} is not installed: pip install 'workerpool[{extra}]'") from error
 
 
 def _due(delay: float | None) -> int | None:

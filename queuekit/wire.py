@@ -34,7 +34,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
@@ -239,7 +239,50 @@ def _encoded_artifact(artifact: ArtifactRef) -> str:
     return f'{{"type":"{ArtifactType(artifact.type).value}","value":{_JSON.encode(artifact.value)}}}'
 
 
+def encode_extensions(extensions: Mapping[str, Any]) -> str:
+    """The JSON of a job's extensions alone, for stores that keep them in a column. Raises `WriteFailed`."""
+    try:
+        return _encoded_extensions(extensions)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WriteFailed("the extensions of a job", str(error)) from error
+
+
+def encode_artifacts(artifacts: Iterable[ArtifactRef]) -> str:
+    """The JSON of a signal's artifacts alone. Raises `WriteFailed`."""
+    try:
+        return f"[{','.join(map(_encoded_artifact, artifacts))}]"
+    except (ValueError, TypeError) as error:
+        raise WriteFailed("the artifacts of a job", str(error)) from error
+
+
 # -- reading
+
+
+def decode_extensions(text: str) -> dict[str, Any]:
+    """The extensions that `encode_extensions` (or another port) wrote. Raises `DecodingFailed`."""
+    try:
+        return _parsed(text.encode())
+    except UnicodeEncodeError as error:
+        raise _failure(error) from error
+
+
+def decode_artifacts(text: str) -> tuple[ArtifactRef, ...]:
+    """The artifacts that `encode_artifacts` (or another port) wrote. Raises `DecodingFailed`."""
+    body = decode_extensions(f'{{"artifacts":{text}}}')
+    try:
+        return tuple(map(_artifact, _field(body, "artifacts", list)))
+    except (ValueError, MemoryError) as error:
+        raise _failure(error) from error
+
+
+def check_read(job: Job) -> Job:
+    """A job that was put together from columns, as it is; raises `DecodingFailed` where no file could hold it."""
+    try:
+        check_identifiers(job)
+        _check_envelope(job)
+    except (InvalidIdentifier, ValueError) as error:
+        raise _failure(error, job.id) from error
+    return job
 
 
 def decode_job(data: bytes) -> Job:

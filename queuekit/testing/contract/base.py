@@ -21,9 +21,11 @@ class Contract:
     """The base of the parts. `backend` is the consumer under test, `peer` another one of the same store.
 
     `shares_streams`: whether the store can let many consumers work one stream (`lease(…, exclusive=False)`).
+    `ids_are_unique`: whether it has room for one job of an id only; else for one of each stream, id and time.
     """
 
     shares_streams: ClassVar[bool] = False
+    ids_are_unique: ClassVar[bool] = False
 
     @pytest.fixture
     def open_backend(self) -> Opener:

@@ -105,8 +105,8 @@ class DeferringContract(Contract):
 
     def test_next_due_tells_how_long_to_sleep(self, backend: QueueBackend) -> None:
         assert backend.next_due() is None
-        backend.write(make_job("j", "a"), due_ms=FAR_MS)
-        backend.write(make_job("j", "b"), due_ms=EPOCH_MS)
+        backend.write(make_job("far", "a"), due_ms=FAR_MS)
+        backend.write(make_job("due", "b"), due_ms=EPOCH_MS)
         wait = backend.next_due("a")
         assert wait is not None
         assert wait == pytest.approx(FAR_MS / 1000 - time.time(), abs=60)

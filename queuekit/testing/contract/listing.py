@@ -138,7 +138,8 @@ class ListingContract(Contract):
             assert backend.ids_beginning(literally) == []
 
     def test_an_id_that_two_jobs_have_is_found_once(self, backend: QueueBackend) -> None:
-        backend.write_batch([make_job("twice", stream, at=HLC(EPOCH_MS, 0, 1)) for stream in ("a", "b")])
+        streams = ("a",) if self.ids_are_unique else ("a", "b")
+        backend.write_batch([make_job("twice", stream, at=HLC(EPOCH_MS, 0, 1)) for stream in streams])
         assert backend.ids_beginning("twi") == ["twice"]
 
     def test_a_job_is_not_put_aside(self, backend: QueueBackend) -> None:

@@ -142,7 +142,7 @@ class PeopleContract(Contract):
         jobs = make_jobs(5)
         backend.write_batch(jobs)
         backend.drain_available()
-        for job in reversed(jobs):
+        for job in jobs:
             backend.complete(job.id, DONE)
         assert backend.prune(0, limit=2) == 2
         assert ids_of(backend.completed()) == ids_of(jobs[2:])

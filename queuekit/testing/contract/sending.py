@@ -148,7 +148,19 @@ class SendingContract(Contract):
             backend.write(other, due_ms=FAR_MS)
         assert [each.job.payload for each in backend.drain_available()] == [b"first"]
 
-    def test_one_id_in_two_streams_is_two_jobs(self, backend: QueueBackend) -> None:
+    def test_one_id_in_two_streams_is_two_jobs_or_refused(self, backend: QueueBackend) -> None:
+        if not self.ids_are_unique:
+            self._check_two_jobs_of_one_id(backend)
+            return
+        for batch in ([make_job("same", "a"), make_job("same", "b")], [make_job("j", "a"), make_job("j", "a")]):
+            with pytest.raises(WriteFailed):
+                backend.write_batch(batch)
+        backend.write(make_job("same", "a"))
+        with pytest.raises(WriteFailed):
+            backend.write(make_job("same", "b"))
+        assert [each.job.stream_id for each in backend.drain_available()] == ["a"]
+
+    def _check_two_jobs_of_one_id(self, backend: QueueBackend) -> None:
         backend.write_batch([make_job("same", "a"), make_job("same", "b")])
         assert ids_of(backend.drain_available("a")) == ["same"]
         assert (backend.pending_count("a"), backend.pending_count("b")) == (0, 1)

@@ -1,0 +1,421 @@
+"""Leases in a database: who may drain a stream, decided and checked in the transaction of the act itself.
+
+* `RowLease` (PostgreSQL): a row for each stream. Its clock is the database's. A holder on this host that died is known
+  dead by its alive file and followed at once; one on another host is waited for, a ttl long. A holder on this host that
+  lives loses it only to somebody who has watched it unrenewed for a ttl.
+* `FileAndRowLease` (SQLite): the lease file beside the database decides who takes over, as on a maildir, so that other
+  ports see it and a clock step harms nobody; the row makes check and act one transaction. It is written at take-overs
+  only, so heartbeats wait for no writer of the database.
+* `SharedLease` (PostgreSQL, `exclusive=False`): many consumers of one stream, each with a session row that it renews.
+  Whoever finds one dead or unrenewed for a ttl removes it and makes its claims pending again, in one transaction; the
+  stopped one that comes back finds its session gone and settles nothing.
+
+`check(connection)` is what every act under a lease calls first: it raises `LeaseLost` unless the lease is this one's,
+and keeps it so until the transaction ends.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import tempfile
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from queuekit.backends.sql import schema
+from queuekit.backends.sql.database import Database
+from queuekit.backends.sql.schema import jobs, leases, sessions
+from queuekit.errors import LeaseLost, WriteFailed
+from queuekit.ids import check_identifier
+from queuekit.lease import DEFAULT_TTL, HEARTBEAT_FRACTION, DrainLease, Record, Verdict, judge
+from queuekit.locks import AliveFile, Life, life_of
+
+
+class SqlLease(abc.ABC):
+    """What all three share. `ttl` in seconds; `now` arguments of the contract go unused: the database has the clock."""
+
+    def __init__(self, database: Database, stream: str, ttl: float, owner: str) -> None:
+        check_identifier(stream)
+        self.stream = stream
+        self.ttl = ttl
+        self.owner = owner
+        self.fence = 0
+        self._database = database
+
+    @abc.abstractmethod
+    def try_acquire(self, now: float | None = None) -> bool:
+        """Take it when it is free, stale or already ours; True when it is ours now."""
+
+    @abc.abstractmethod
+    def heartbeat(self, now: float | None = None) -> None:
+        """Renew it; raises `LeaseLost` when it is another's or gone."""
+
+    @abc.abstractmethod
+    def is_held_by_other(self, now: float | None = None) -> bool:
+        """Whether somebody else has it and is not stale. Changes nothing."""
+
+    @abc.abstractmethod
+    def holder(self) -> str | None:
+        """Whom the lease names, stale or not: whoever wins it next follows that one. None: nobody."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Give it up, so that a successor starts at once. Does nothing when it is not ours."""
+
+    @property
+    def tag(self) -> str:
+        """What is written beside a claim made under it: its owner, and which of its take-overs this is."""
+        return f"{self.owner}.{self.fence}"
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds between two heartbeats of a holder: a third of the ttl."""
+        return self.ttl / HEARTBEAT_FRACTION
+
+    def verify(self) -> None:
+        """Raise `LeaseLost` unless it is ours."""
+        self._database.run(lambda connection: self.check(connection, keep=False), write=False)
+
+    @abc.abstractmethod
+    def check(self, connection: sa.Connection, *, keep: bool = True) -> None:
+        """Raise `LeaseLost` unless it is ours, and (`keep`) stays so until this transaction ends."""
+
+    def abandoned(self, connection: sa.Connection) -> sa.ColumnElement[bool]:  # noqa: ARG002
+        """Which jobs in flight of the stream belong to nobody else who lives: under an exclusive lease, all."""
+        return sa.true()
+
+    def may_adopt(self, connection: sa.Connection, claimed_by: str | None) -> bool:  # noqa: ARG002
+        """Whether the one that claimed a job so is known not to work on it any more."""
+        return True
+
+
+class RowLease(SqlLease):
+    """The lease of one stream, as one would-be holder sees it. `folder`: where alive files of this host are."""
+
+    def __init__(self, database: Database, stream: str, ttl: float, folder: str) -> None:
+        super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
+        self._folder = folder
+        self._alive = AliveFile(_alive_path(folder, self.owner))
+        self._seen: tuple[bytes | None, float] = (None, time.monotonic())
+
+    def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
+        """Take the lease when it is free, stale or ours; True when it is ours now."""
+        fence = self._database.run(self._take)
+        if fence:
+            self.fence = fence
+        return bool(fence)
+
+    def _take(self, connection: sa.Connection) -> int:
+        """The number of the take-over; 0 when somebody else has it."""
+        row = _locked_row(self._database, connection, self.stream)
+        verdict = self._judge(row)
+        if verdict is Verdict.FRESH or _is_shared(self._database, connection, self.stream, self.ttl):
+            return 0
+        _hold(self._alive)
+        kept = verdict is Verdict.OURS and self.fence
+        fence = int(row.fence) + (0 if kept else 1)
+        _write(connection, self.stream, owner=self.owner, beat=self._database.now_ms, fence=fence)
+        return fence
+
+    def _judge(self, row: Any) -> Verdict:
+        content = None if row.owner is None else Record(row.owner, row.beat / 1000).encode()
+        if content != self._seen[0]:
+            self._seen = (content, time.monotonic())
+        return judge(
+            content,
+            owner=self.owner,
+            now=row.now / 1000,
+            ttl=self.ttl,
+            life=_life(self._folder, row.owner) if row.owner not in {None, self.owner} else Life.UNKNOWN,
+            unchanged=time.monotonic() - self._seen[1],
+        )
+
+    def heartbeat(self, now: float | None = None) -> None:  # noqa: ARG002
+        """Renew it; raises `LeaseLost` when it is another's or free."""
+        self._database.run(self._renew)
+
+    def _renew(self, connection: sa.Connection) -> None:
+        self.check(connection)
+        _write(connection, self.stream, beat=self._database.now_ms)
+
+    def check(self, connection: sa.Connection, *, keep: bool = True) -> None:
+        _check_owner(connection, self.stream, self.owner, keep)
+
+    def holder(self) -> str | None:
+        """The owner that the lease names, stale or not; None when it is free."""
+        return self._database.run(lambda connection: _owner(connection, self.stream), write=False)
+
+    def is_held_by_other(self, now: float | None = None) -> bool:  # noqa: ARG002
+        """Whether somebody else has it and is not stale. Changes nothing."""
+        return self._database.run(self._is_held, write=False)
+
+    def _is_held(self, connection: sa.Connection) -> bool:
+        row = _row(self._database, connection, self.stream)
+        fresh = row is not None and self._judge(row) is Verdict.FRESH
+        return fresh or _is_shared(self._database, connection, self.stream, self.ttl)
+
+    def release(self) -> None:
+        """Give it up if it is ours, so that a successor starts at once."""
+        self._database.run(lambda connection: _free(connection, self.stream, self.owner))
+        self._alive.drop()
+        self.fence = 0
+
+
+class FileAndRowLease(SqlLease):
+    """The lease file of the stream beside an SQLite database, and its row. `folder`: the database's."""
+
+    def __init__(self, database: Database, stream: str, ttl: float, folder: str, patience: float) -> None:
+        self._file = DrainLease(folder, stream, os.urandom(8).hex(), ttl, patience=patience)
+        super().__init__(database, stream, ttl, self._file.owner)
+
+    def try_acquire(self, now: float | None = None) -> bool:
+        """Take the lease when it is free, stale or ours; True when it is ours now. `now`: epoch seconds."""
+        if not self._file.try_acquire(now):
+            return False
+        self._database.run(self._write_row)
+        self.fence = self._file.fence
+        return True
+
+    def _write_row(self, connection: sa.Connection) -> None:
+        row = _locked_row(self._database, connection, self.stream)
+        if (row.owner, row.fence) != (self.owner, self._file.fence):
+            beat = self._database.now_ms
+            _write(connection, self.stream, owner=self.owner, beat=beat, fence=self._file.fence)
+
+    def heartbeat(self, now: float | None = None) -> None:
+        """Renew the file; raises `LeaseLost` when it, or the row, is another's or gone."""
+        self._file.heartbeat(now)
+
+    def verify(self) -> None:
+        self._file.verify()
+        super().verify()
+
+    def check(self, connection: sa.Connection, *, keep: bool = True) -> None:
+        _check_owner(connection, self.stream, self.owner, keep)
+
+    def holder(self) -> str | None:
+        """The owner that the lease file names, stale or not; None when there is none."""
+        return self._file.holder()
+
+    def is_held_by_other(self, now: float | None = None) -> bool:
+        """Whether somebody else has it and is not stale. Changes nothing."""
+        return self._file.is_held_by_other(now)
+
+    def release(self) -> None:
+        """Give it up if it is ours: the row first, so that whoever takes the file finds it free."""
+        self._database.run(lambda connection: _free(connection, self.stream, self.owner))
+        self._file.release()
+        self.fence = 0
+
+
+class SharedLease(SqlLease):
+    """One of many consumers of a stream. `folder`: where alive files of this host are."""
+
+    def __init__(self, database: Database, stream: str, ttl: float, folder: str) -> None:
+        super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
+        self._folder = folder
+        self._alive = AliveFile(_alive_path(folder, self.owner))
+
+    def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
+        """Join the stream; False while somebody holds it exclusively."""
+        self.fence = self._database.run(self._join)
+        return bool(self.fence)
+
+    def _join(self, connection: sa.Connection) -> int:
+        row = _locked_row(self._database, connection, self.stream)
+        if self.fence and connection.scalar(sa.select(sessions.c.id).where(sessions.c.id == self.tag)):
+            return self.fence
+        if _is_held(row, self.ttl) and _life(self._folder, row.owner) is not Life.DEAD:
+            return 0
+        _hold(self._alive)
+        fence, beat = int(row.fence) + 1, self._database.now_ms
+        _write(connection, self.stream, owner=None, beat=beat, fence=fence)
+        tag = f"{self.owner}.{fence}"
+        connection.execute(sa.insert(sessions).values(id=tag, stream_id=self.stream, owner=self.owner, beat=beat))
+        return fence
+
+    def heartbeat(self, now: float | None = None) -> None:  # noqa: ARG002
+        """Renew the session, and bring home what those left that do not renew theirs. Raises `LeaseLost`."""
+        if self._database.run(self._beat):
+            self._database.notify({self.stream})
+
+    def _beat(self, connection: sa.Connection) -> int:
+        mine = sa.update(sessions).where(sessions.c.id == self.tag).values(beat=self._database.now_ms)
+        if not connection.execute(mine).rowcount:
+            raise LeaseLost(self.stream, None)
+        if not self._remove_dead(connection):
+            return 0
+        home = (
+            sa.update(jobs)
+            .where(jobs.c.stream_id == self.stream, schema.is_status(schema.CUR), self._nobodys())
+            .values(status=schema.NEW, session_id=None, claimed_by=None)
+        )
+        return connection.execute(home).rowcount
+
+    def check(self, connection: sa.Connection, *, keep: bool = True) -> None:
+        mine = sa.select(sessions.c.id).where(sessions.c.id == self.tag)
+        if not self.fence or connection.scalar(mine.with_for_update(read=True) if keep else mine) is None:
+            raise LeaseLost(self.stream, None)
+
+    def abandoned(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
+        self._remove_dead(connection)
+        return self._nobodys()
+
+    def may_adopt(self, connection: sa.Connection, claimed_by: str | None) -> bool:
+        owner = connection.scalar(sa.select(sessions.c.owner).where(sessions.c.id == claimed_by))
+        return owner is None or _life(self._folder, owner) is Life.DEAD
+
+    def _nobodys(self) -> sa.ColumnElement[bool]:
+        living = sa.select(sessions.c.id).where(sessions.c.stream_id == self.stream)
+        return sa.or_(jobs.c.claimed_by.is_(None), jobs.c.claimed_by.not_in(living))
+
+    def _remove_dead(self, connection: sa.Connection) -> bool:
+        """Remove the sessions of the dead and of those that did not renew theirs; whether there were any."""
+        others = sa.select(
+            sessions.c.id, sessions.c.owner, (self._database.now_ms - sessions.c.beat).label("age")
+        ).where(sessions.c.stream_id == self.stream, sessions.c.id != self.tag)
+        late = [row.id for row in connection.execute(others) if self._is_over(row)]
+        if late:
+            connection.execute(sa.delete(sessions).where(sessions.c.id.in_(late)))
+        return bool(late)
+
+    def _is_over(self, row: Any) -> bool:
+        return row.age > self.ttl * 1000 or _life(self._folder, row.owner) is Life.DEAD
+
+    def holder(self) -> str | None:
+        """A consumer of this stream on this host that died and left its session: whoever joins next follows it."""
+        mine = sa.select(sessions.c.owner).where(sessions.c.stream_id == self.stream, sessions.c.id != self.tag)
+        owners = self._database.run(lambda connection: connection.scalars(mine).all(), write=False)
+        return next((owner for owner in owners if _life(self._folder, owner) is Life.DEAD), None)
+
+    def is_held_by_other(self, now: float | None = None) -> bool:  # noqa: ARG002
+        """Whether somebody holds the stream exclusively. Changes nothing."""
+        row = self._database.run(lambda connection: _row(self._database, connection, self.stream), write=False)
+        return row is not None and _is_held(row, self.ttl)
+
+    def release(self) -> None:
+        """Leave. Claims that are still ours are anybody's from now on."""
+        mine = sa.delete(sessions).where(sessions.c.id == self.tag)
+        self._database.run(lambda connection: connection.execute(mine).close())
+        self._alive.drop()
+        self.fence = 0
+
+
+def refuse_if_leased(database: Database, stream: str | None, folder: str) -> None:
+    """Raise `LeaseLost` while somebody holds the stream (any stream: None): what a drain without a lease asks first."""
+
+    def held(connection: sa.Connection) -> tuple[str, str] | None:
+        exclusive = sa.select(leases.c.stream_id, leases.c.owner, (database.now_ms - leases.c.beat).label("age")).where(
+            leases.c.owner.is_not(None)
+        )
+        shared = sa.select(sessions.c.stream_id, sessions.c.owner, (database.now_ms - sessions.c.beat).label("age"))
+        if stream is not None:
+            exclusive, shared = (
+                exclusive.where(leases.c.stream_id == stream),
+                shared.where(sessions.c.stream_id == stream),
+            )
+        for row in connection.execute(sa.union_all(exclusive, shared)):
+            if row.age <= DEFAULT_TTL * 1000 and _life(folder, row.owner) is not Life.DEAD:
+                return row.stream_id, row.owner
+        return None
+
+    found = database.run(held, write=False)
+    if found is not None:
+        raise LeaseLost(*found)
+
+
+def refuse_if_leased_by_file(stream: str | None, folder: str) -> None:
+    """The same where lease files decide."""
+    names = [name.removesuffix(_LEASE) for name in os.listdir(folder) if name.endswith(_LEASE) and name[0] != "."]
+    for each in names if stream is None else [stream]:
+        look = DrainLease(folder, each, "look")
+        if look.is_held_by_other():
+            raise LeaseLost(each, look.holder())
+
+
+_LEASE = ".drain.lease"
+
+
+def alive_folder() -> str:
+    """Where the processes of this user on this host prove to each other that they live; made if absent.
+
+    Raises `WriteFailed` when it cannot be made, or belongs to somebody else.
+    """
+    folder = os.path.join(tempfile.gettempdir(), f"queuekit-{os.getuid()}")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        facts = os.lstat(folder)
+    except OSError as error:
+        raise WriteFailed(folder, error.strerror or str(error)) from error
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or not os.path.isdir(folder) or os.path.islink(folder):
+        raise WriteFailed(folder, "it is not a private folder of this user; remove it, or set TMPDIR to another place")
+    return folder
+
+
+def _alive_path(folder: str, owner: str) -> str:
+    return os.path.join(folder, f"{owner}.alive")
+
+
+def _life(folder: str, owner: str) -> Life:
+    try:
+        return life_of(_alive_path(folder, owner))
+    except OSError:
+        return Life.UNKNOWN
+
+
+def _hold(alive: AliveFile) -> None:
+    try:
+        alive.hold()
+    except OSError as error:
+        raise WriteFailed("the alive file of a lease", error.strerror or str(error)) from error
+
+
+def _row(database: Database, connection: sa.Connection, stream: str, *, lock: bool = False) -> Any:
+    wanted = sa.select(leases.c.owner, leases.c.beat, leases.c.fence, database.now_ms.label("now")).where(
+        leases.c.stream_id == stream
+    )
+    return connection.execute(wanted.with_for_update() if lock else wanted).one_or_none()
+
+
+def _locked_row(database: Database, connection: sa.Connection, stream: str) -> Any:
+    """The stream's row, made if absent, nobody else's to change until this transaction ends."""
+    row = _row(database, connection, stream, lock=True)
+    if row is None:
+        first = schema.insert_if_absent(connection, leases)
+        connection.execute(first.values(stream_id=stream, owner=None, beat=0, fence=0))
+        row = _row(database, connection, stream, lock=True)
+    return row
+
+
+def _is_held(row: Any, ttl: float) -> bool:
+    return row.owner is not None and row.now - row.beat <= ttl * 1000
+
+
+def _write(connection: sa.Connection, stream: str, **values: Any) -> None:
+    connection.execute(sa.update(leases).where(leases.c.stream_id == stream).values(**values))
+
+
+def _free(connection: sa.Connection, stream: str, owner: str) -> None:
+    mine = (leases.c.stream_id == stream) & (leases.c.owner == owner)
+    connection.execute(sa.update(leases).where(mine).values(owner=None))
+
+
+def _owner(connection: sa.Connection, stream: str) -> str | None:
+    return connection.scalar(sa.select(leases.c.owner).where(leases.c.stream_id == stream))
+
+
+def _check_owner(connection: sa.Connection, stream: str, owner: str, keep: bool) -> None:
+    wanted = sa.select(leases.c.owner).where(leases.c.stream_id == stream)
+    found = connection.scalar(wanted.with_for_update(read=True) if keep else wanted)
+    if found != owner:
+        raise LeaseLost(stream, found)
+
+
+def _is_shared(database: Database, connection: sa.Connection, stream: str, ttl: float) -> bool:
+    """Whether somebody shares the stream who has renewed his session."""
+    fresh = sa.select(sessions.c.id).where(
+        sessions.c.stream_id == stream, database.now_ms - sessions.c.beat <= ttl * 1000
+    )
+    return connection.scalar(fresh.limit(1)) is not None

@@ -1,0 +1,88 @@
+"""What the verbs of one backend share: the database, the book of its claims, its clock, what it knows of due times."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from queuekit.backends.maildir.claims import Claim, Claims
+from queuekit.backends.sql.database import Database
+from queuekit.backends.sql.deferrals import Deferrals
+from queuekit.backends.sql.leases import SqlLease
+from queuekit.backends.sql.schema import jobs
+from queuekit.clock import ProcessClock
+from queuekit.contract import Lease
+from queuekit.errors import LeaseLost
+from queuekit.hlc import HLC
+
+_T = TypeVar("_T")
+PORTION = 500
+"""Rows that one statement names by their ids: databases bound the number of parameters."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Store:
+    """One consumer's view of one database."""
+
+    database: Database
+    clock: ProcessClock
+    max_job_bytes: int
+    claims: Claims = dataclasses.field(default_factory=Claims)
+    deferrals: Deferrals = dataclasses.field(default_factory=Deferrals)
+
+    def verify(self, connection: sa.Connection, stream: str, lease: Lease | None, *, keep: bool = True) -> None:
+        """Raise `LeaseLost`, and drop every claim in the stream, unless a given lease is the stream's and ours.
+
+        `keep`: it stays so until the transaction ends, which must be one that may write.
+        """
+        try:
+            if lease is None:
+                return
+            if lease.stream != stream:
+                raise LeaseLost(stream, f"a lease of stream {lease.stream!r} was given")
+            if isinstance(lease, SqlLease):
+                lease.check(connection, keep=keep)
+            else:
+                lease.verify()
+        except LeaseLost:
+            self.claims.drop_stream(stream)
+            raise
+
+    def look(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Any]:
+        """Whole rows by id, without their payloads; nobody else can change them until this transaction ends."""
+        found: dict[str, Any] = {}
+        columns = [column for column in jobs.columns if column is not jobs.c.payload]
+        for portion in portions(ids):
+            wanted = sa.select(*columns).where(jobs.c.id.in_(portion)).order_by(jobs.c.id)
+            found.update((row.id, row) for row in connection.execute(wanted.with_for_update()))
+        return found
+
+    def claim_of(self, job_id: str, lease: Lease | None) -> tuple[Claim | None, bool]:
+        """Our claim of a job, and whether a reply may be for somebody else's: never for one that we had and lost."""
+        claim = self.claims.find(job_id, lease.stream if lease else None)
+        if claim is None:
+            return None, not self.claims.had(job_id)
+        if lease is not None and claim.fence != lease.fence:  # claimed before the lease was lost and won again
+            self.claims.drop(claim)
+            return None, False
+        return claim, False
+
+    def due_ids(self, stream: str | None) -> list[str]:
+        """Deferred jobs that are due by this process's own clock, whatever the database's says."""
+        return self.deferrals.due(stream, time.monotonic())
+
+
+def portions(ids: Collection[_T]) -> Iterator[list[_T]]:
+    """The ids, as many at a time as one statement may name."""
+    listed = list(ids)
+    for start in range(0, len(listed), PORTION):
+        yield listed[start : start + PORTION]
+
+
+def hlc_of(row: Any) -> HLC:
+    """When the job of a row was sent."""
+    return HLC(row.physical_time, row.logical_count, row.node_id)
