@@ -31,10 +31,13 @@ from queuekit.ids import JobID, SessionID, StreamID
 from queuekit.job import Claimed, Job
 from queuekit.lease import DEFAULT_TTL
 from queuekit.lifecycle import State
+from queuekit.locks import PATIENCE_SECONDS
 from queuekit.status import ObservationStatus, check_terminal
 from queuekit.telemetry import LatencyBox, QueueLatencyWindowBox, is_enabled, report_queue_stats
 
 REPORT_INTERVAL = 30.0
+POLL_SECONDS = 0.2
+_OF_A_DATABASE = ("durability", "max_job_bytes", "patience", "poll")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _SLOW_PROBE_SHARE = 4
 
@@ -45,7 +48,8 @@ class QueueKit:
     `root`: the folder, made if absent; `backend`: used instead of one; `estate`: the tag on every metric; `hlc`: the
     generator for `submitted_at` and `completed_at` (default: one of this process); `durability`: `full`, `batch` or
     `none`; `max_job_bytes`: the largest payload accepted. `latency`: the box that drain latencies go to (default: one
-    of this instance).
+    of this instance). `patience`: seconds for which locks of others are waited for; `poll`: seconds between two looks
+    where the system announces no arrivals.
 
     Raises `ValueError` for a root that is a URL, `DirectoryCreationFailed` when it cannot be made or trusted.
     """
@@ -61,13 +65,22 @@ class QueueKit:
         max_job_bytes: int = DEFAULT_MAX_JOB_BYTES,
         latency: LatencyBox | None = None,
         report_interval: float = REPORT_INTERVAL,
+        patience: float = PATIENCE_SECONDS,
+        poll: float = POLL_SECONDS,
     ) -> None:
         if backend is None:
             if root is None or root == "":
                 raise ValueError("QueueKit needs a root folder or a backend")
             if isinstance(root, str) and _URL.match(root):
                 raise ValueError(f"{root!r} is a URL: use QueueKit.open(…); for a folder of that name write ./{root}")
-            backend = FilesystemBackend(root, hlc=hlc, durability=durability, max_job_bytes=max_job_bytes)
+            backend = FilesystemBackend(
+                root,
+                hlc=hlc,
+                durability=durability,
+                max_job_bytes=max_job_bytes,
+                patience=patience,
+                poll_interval=poll,
+            )
         self.backend = backend
         self.root = os.fspath(root) if root is not None else None
         self.estate = estate
@@ -87,7 +100,7 @@ class QueueKit:
         if scheme == "dir":
             return cls(Path(rest) if rest else rest, **options)
         if isinstance(url, str) and _URL.match(text):
-            mine = {name: options.pop(name) for name in ("durability", "max_job_bytes") if name in options}
+            mine = {name: options.pop(name) for name in _OF_A_DATABASE if name in options}
             return cls(backend=_database(text, hlc=options.get("hlc"), **mine), **options)
         return cls(text, **options)
 

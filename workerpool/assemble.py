@@ -52,48 +52,48 @@ def run(
     streams = _chosen(config, only)
     refuse_unsupported(config)
     logs.configure(config.log, "master")
-    directory = _try_store(config)
-    if config.store.scheme == "dir":
-        _make_reserve(directory)
-    warm_up()
-    window = os.path.join(directory, "latency")
-    box = SharedLatencyWindowBox(window)
-    box.reset()
     rows = 1 + sum(rows_of(stream) for stream in streams) + SPARE_STREAM_ROWS
-    board = _make_board(directory, rows, config)
+    quarters = _move_in(config, rows)
+    warm_up()
     reports = Reports(config.telemetry.hooks)
 
     def be_stream(stream: StreamConfig, master: Channel, first_row: int, count: int) -> int:
         place = Place(
-            board=board,
+            board=quarters.board,
             first_row=first_row,
             rows=count,
-            directory=directory,
-            window=window,
+            directory=quarters.directory,
+            window=quarters.window,
             reports=reports,
             keep=reports.descriptors(),
             burst=burst,
         )
         return stream_main(stream, config, master, place)
 
+    def move_on() -> Board:
+        nonlocal quarters
+        left, quarters = quarters, _move_in(config, rows)
+        left.close()
+        return quarters.board
+
     place = Workplace(
-        board=board,
+        board=quarters.board,
         be_stream=be_stream,
         be_reporter=(lambda: reports.serve(config)) if reports.foreign else None,
         reload=None if reload is None else lambda: _narrowed(reload(), only),
+        move_on=move_on,
         keep=reports.descriptors(),
         notifier=Notifier(),
     )
     master = Master(_narrowed(config, only), streams, place, burst=burst, standby=standby)
     begun = time.monotonic()
     code = master.run()
-    sweep(directory, keep=[board.path])
+    sweep(quarters.directory, keep=[quarters.board.path])
     if burst and code != EXIT_USAGE:
         with contextlib.suppress(QueueError), open_queue(config) as queue:
             _mention_strangers(config, queue)
-        _summarise(master, time.monotonic() - begun, box)
-    board.close()  # it stays, so that `status` can tell of the last run; the next pool's end sweeps it
-    box.close()
+        _summarise(master, time.monotonic() - begun, quarters.box)
+    quarters.close()
     reports.close()
     return code
 
@@ -102,9 +102,6 @@ def refuse_unsupported(config: PoolConfig) -> None:
     """Raise `ConfigError` for what a configuration may say and this version cannot do: it must not be ignored."""
     file = config.path or "config"
     problems = []
-    if config.store.scheme != "dir":
-        line = line_of(config.path, ("store", "url"), lambda url: str(url).startswith(config.store.scheme))
-        problems.append(Problem(file, line, "store.url", "a pool of this version runs on dir: stores only"))
     if config.http.listen:
         line = line_of(config.path, ("http", "listen"), lambda listen: listen == config.http.listen)
         problems.append(Problem(file, line, "http.listen", "this version serves no page; leave it empty"))
@@ -126,6 +123,36 @@ def _chosen(config: PoolConfig, only: Sequence[str]) -> list[StreamConfig]:
 def _narrowed(config: PoolConfig, only: Sequence[str]) -> PoolConfig:
     """The configuration with the chosen streams; one that it names no more is left out."""
     return dataclasses.replace(config, streams=tuple(s for s in config.streams if not only or s.name in only))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Quarters:
+    """What a pool has of its own in its store: a folder with its board and the shared window."""
+
+    directory: str
+    window: str
+    box: SharedLatencyWindowBox
+    board: Board
+
+    def close(self) -> None:
+        """Leave them; the board's file stays, so that `status` can tell of the last run, until the next pool ends."""
+        self.board.close()
+        self.box.close()
+
+
+def _move_in(config: PoolConfig, rows: int) -> _Quarters:
+    directory = _try_store(config)
+    if config.store.scheme == "dir":
+        _make_reserve(directory)
+    board = _make_board(directory, rows, config)
+    window = os.path.join(directory, "latency")
+    try:
+        box = SharedLatencyWindowBox(window)
+        box.reset()
+    except BaseException:
+        board.remove()
+        raise
+    return _Quarters(directory, window, box, board)
 
 
 def _make_board(directory: str, rows: int, config: PoolConfig) -> Board:

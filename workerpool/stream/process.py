@@ -9,7 +9,7 @@ import selectors
 import signal
 from collections.abc import Callable, Sequence
 
-from queuekit import FilesystemBackend, QueueError, QueueKit
+from queuekit import QueueError, QueueKit
 from queuekit.telemetry import install, set_enabled
 from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from workerpool import logs
@@ -94,20 +94,13 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
 def open_queue(pool: PoolConfig, latency: SharedLatencyWindowBox | None = None) -> QueueKit:
     """The queue that a configuration names, for a loop: it waits for no lock for long. Raises `QueueError`."""
     store = pool.store
-    if store.scheme != "dir":
-        return QueueKit.open(
-            store.url,
-            estate=store.estate,
-            durability=store.durability.value,
-            max_job_bytes=store.max_job_bytes,
-            latency=latency,
-            report_interval=pool.telemetry.interval,
-        )
-    backend = FilesystemBackend(
-        store.url.removeprefix("dir:"),
+    return QueueKit.open(
+        store.url,
+        estate=store.estate,
         durability=store.durability.value,
         max_job_bytes=store.max_job_bytes,
+        latency=latency,
+        report_interval=pool.telemetry.interval,
         patience=_PATIENCE_SECONDS,
-        poll_interval=pool.watch.poll,
+        poll=pool.watch.poll,
     )
-    return QueueKit(backend=backend, estate=store.estate, latency=latency, report_interval=pool.telemetry.interval)

@@ -42,7 +42,7 @@ class PersistenceKitBackend(QueueBackend):
     `url`: `sqlite:PATH` (made if absent, mode 0600) or `postgresql://user@host/database` (its tables are made);
     `durability`: `full` and `batch` sync every commit, `none` leaves that to the database's leisure; `max_job_bytes`:
     the largest payload accepted; `hlc`: the generator for `completed_at`; `patience`: seconds for which a busy database
-    is waited for; `poll`: seconds between two looks where nothing announces arrivals (default: the database's own).
+    is waited for; `poll`: seconds between two looks at SQLite where the system announces no change of its file.
 
     Raises `ValueError` for another kind of URL, `BackendUnavailable` when the store cannot be opened or has been
     written by a newer version.
@@ -232,7 +232,7 @@ class PersistenceKitBackend(QueueBackend):
 
     def watcher(self, stream: str | None = None) -> Watcher:  # noqa: ARG002  a spurious wake is fine
         """A watcher that says "look" when something was committed that may be an arrival."""
-        return self.database.watcher(self._poll)
+        return self.database.watcher(self._poll if isinstance(self.database, SqliteDatabase) else None)
 
     def look_again(self) -> None:
         """Ask the database for due times again, too."""
