@@ -32,6 +32,7 @@ from queuekit import (
     QueueBackend,
     QueueError,
 )
+from queuekit.contract import JobView, PutAside
 from queuekit.job import Claimed
 from queuekit.lifecycle import State
 from queuekit.testing.jobs import EPOCH_MS, FAR_MS, make_job, wait_until
@@ -326,11 +327,19 @@ def _seen(backend: QueueBackend) -> Any:
                 backend.in_flight_count(stream),
                 backend.in_flight(stream),
                 backend.completed(stream),
+                [_shown(view) for view in backend.jobs(tuple(State), stream)],
             )
             for stream in (*STREAMS, None)
         ],
         {job_id: _told(backend, job_id) for job_id in IDS},
+        [backend.ids_beginning(typed) for typed in ("", "b", "0000")],
     )
+
+
+def _shown(view: JobView | PutAside) -> Any:
+    assert isinstance(view, JobView)
+    ended = view.signal and (view.signal.status, view.signal.artifacts)
+    return view.job, view.state, view.due_ms, view.retry, ended, _timeless(view.dossier)
 
 
 def _told(backend: QueueBackend, job_id: str) -> Any:
