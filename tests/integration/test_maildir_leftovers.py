@@ -9,14 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from queuekit.backends.maildir import layout
+from queuekit.backends.maildir import claims, layout
 from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.backends.maildir.fsck import examine, repair
-from queuekit.errors import QueueError
-from queuekit.job import Job
+from queuekit.errors import JobNotFound, QueueError, WriteFailed
+from queuekit.facade import QueueKit
+from queuekit.job import Delivery, Job
 from queuekit.lease import DrainLease
+from queuekit.status import ObservationStatus
 from queuekit.testing.faults import FaultyOps
 from queuekit.testing.jobs import ids_of, make_job
+from queuekit.wire import encode_job
+from workerpool.config import StreamConfig
+from workerpool.config_file import load_config
+from workerpool.outcome import Result
+from workerpool.stream.journey import Journey
 
 STREAM = "encode"
 
@@ -346,3 +353,124 @@ def test_a_file_that_somebody_else_put_aside_first_gets_no_second_record(
     assert sorted(os.listdir(root / "done")) == [name, f"{name}.signal"]
     assert os.listdir(root / "tmp") == []
     assert queue.quarantined == 0
+
+
+# -- names that only another program makes
+
+
+LONGEST_DEFERRABLE = 255 - len(layout.later_filename("", 0, retry=True))
+
+
+def plant_long(root: Path, size: int) -> Job:
+    """A pending job of another port, whose file name takes so many bytes."""
+    job = make_job("x" * (size - len(layout.job_filename(make_job("")))))
+    name = layout.job_filename(job)
+    assert len(name) == size
+    (root / "new" / name).write_bytes(encode_job(job))
+    return job
+
+
+@pytest.mark.parametrize("size", [layout.MAX_JOB_NAME + 1, LONGEST_DEFERRABLE])
+def test_a_long_name_that_later_can_hold_is_deferred(
+    root: Path, queue: FilesystemBackend, lease: DrainLease, size: int
+) -> None:
+    job = plant_long(root, size)
+    assert ids_of(queue.drain_available(STREAM, lease=lease)) == [job.id]
+    queue.defer(job.id, 1000, error="boom", lease=lease)
+    (again,) = queue.drain_available(STREAM, lease=lease)
+    assert Delivery.of(again.job) == Delivery(attempt=1, errors=("boom",))
+
+
+@pytest.mark.parametrize("size", [LONGEST_DEFERRABLE + 1, 255])
+def test_a_name_that_is_too_long_for_later_is_refused_before_anything_is_touched(
+    root: Path, queue: FilesystemBackend, lease: DrainLease, size: int
+) -> None:
+    job = plant_long(root, size)
+    queue.drain_available(STREAM, lease=lease)
+    with pytest.raises(WriteFailed, match="too long") as refused:
+        queue.defer(job.id, 1000, error="boom", lease=lease)
+    assert refused.value.__cause__ is None  # no error of the disk: trying again cannot help
+    assert os.listdir(root / "tmp") == os.listdir(root / "later") == []
+    queue.complete(job.id, "blocked", lease=lease)
+    queue.retry(job.id)
+    assert [each.job for each in queue.drain_available(STREAM, lease=lease)] == [job]
+    queue.release(job.id, lease=lease)
+    queue.cancel(job.id)
+    signal = queue.signal(job.id)
+    assert signal is not None
+    assert signal.status is ObservationStatus.BLOCKED
+    assert queue.prune(-60.0) == 1
+
+
+def test_a_job_that_fails_and_cannot_be_put_off_ends_blocked_and_its_stream_goes_on(root: Path) -> None:
+    kit = QueueKit(root)
+    lease = kit.lease(STREAM)
+    assert lease.try_acquire()
+    long, other = plant_long(root, 255), make_job("other")
+    kit.send(other)
+    journey = Journey(kit, stream_config())
+    for claimed in kit.drain(STREAM, lease=lease):
+        journey.ended(claimed, Result.failed("boom"))
+    while journey.waiting:
+        journey.carry_out(lease)
+    assert (journey.counts.blocked, journey.counts.retried) == (1, 1)
+    view = kit.look_up(long.id)
+    assert view is not None
+    assert view.signal is not None
+    assert view.signal.status is ObservationStatus.BLOCKED
+    dossier = dict(view.dossier or {})
+    assert (dossier["cause"], dossier["errors"]) == ("cannot be put off", ["boom"])
+    assert "too long" in dossier["error"]
+    assert kit.backend.tally(STREAM).retrying == 1
+    kit.close()
+
+
+def stream_config() -> StreamConfig:
+    (stream,) = load_config({"streams": {STREAM: {"handler": "h:f"}}}).streams
+    return stream
+
+
+# -- claims that others have settled
+
+
+def test_the_book_of_claims_does_not_grow_with_what_others_reply_to(
+    root: Path, queue: FilesystemBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front that only claims, and workers that reply from processes of their own; nobody has a lease."""
+    monkeypatch.setattr(claims, "KEPT", 5)
+    worker = FilesystemBackend(root)
+    in_work = [make_job() for _ in range(3)]
+    queue.write_batch(in_work)
+    queue.drain_available(STREAM)
+    session = ""
+    for _ in range(20):
+        job = make_job()
+        queue.write(job)
+        (claimed,) = queue.drain_available(STREAM)
+        session = claimed.session_id
+        worker.complete(job.id, "done")
+    book = queue._claims  # what must not grow is nowhere else to be seen
+    assert len(book) <= 2 * (5 + len(in_work)) + 1
+    for job in in_work:
+        queue.complete(job.id, "done")
+    assert queue.complete_session(session, "done") == 0
+
+
+def test_a_claim_that_was_taken_away_lately_is_not_forgotten(
+    root: Path, queue: FilesystemBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "KEPT", 5)
+    other = FilesystemBackend(root)
+    first = make_job("a")
+    queue.write(first)
+    queue.drain_available(STREAM)
+    for _ in range(4):
+        job = make_job()
+        queue.write(job)
+        queue.drain_available(STREAM)
+        other.complete(job.id, "done")
+    assert other.reclaim_in_flight(STREAM) == 1
+    assert ids_of(other.drain_available(STREAM)) == ["a"]
+    with pytest.raises(JobNotFound):
+        queue.complete("a", "done")
+    other.complete("a", "done")

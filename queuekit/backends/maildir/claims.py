@@ -1,15 +1,22 @@
-"""What this instance has claimed and not yet settled: a book kept in memory. No I/O."""
+"""What this instance has claimed and not yet settled: a book kept in memory. No I/O.
+
+Without leases another process may reply to what was claimed here, and nobody says so. Such claims are of use for a
+while: they tell a late reply of ours from a stranger's. So the newest `KEPT` of those whose job has left cur/ are kept;
+whoever claims looks from time to time which these are (`has_grown`, `long_gone`, `reviewed`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from queuekit.completion import Completion
 from queuekit.hlc import HLC
 from queuekit.ids import SessionID
 from queuekit.job import Job
+
+KEPT = 10_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,7 +50,11 @@ class Claims:
         self._by_id: dict[str, list[Claim]] = {}
         self._sessions: dict[SessionID, dict[str, Claim]] = {}
         self._guard = threading.Lock()
+        self._reviewed = 0
         self.taking = ""  # the name that is being claimed just now: ours already, whoever looks
+
+    def __len__(self) -> int:
+        return len(self._by_name)
 
     def __contains__(self, name: str) -> bool:
         claim = self._by_name.get(name)
@@ -97,6 +108,24 @@ class Claims:
         with self._guard:
             self._drop_all([claim for claim in self._by_name.values() if claim.stream == stream])
 
+    # -- staying small
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it is twice what it was after the last review, and so time for the next one."""
+        return len(self._by_name) >= 2 * max(KEPT, self._reviewed)
+
+    def long_gone(self, in_flight: Collection[str]) -> list[Claim]:
+        """Claims without a lease whose job is not among these names, but for the newest `KEPT` of them."""
+        with self._guard:
+            claims = list(self._by_name.values())
+        gone = [claim for claim in claims if claim.name not in in_flight and _is_unleased(claim)]
+        return gone[: max(0, len(gone) - KEPT)]
+
+    def reviewed(self) -> None:
+        """What is left is what there is."""
+        self._reviewed = len(self._by_name)
+
     def _drop_all(self, claims: Iterable[Claim]) -> None:
         for claim in claims:
             self._drop(claim)
@@ -113,3 +142,7 @@ class Claims:
         del session[claim.name]
         if not session:
             del self._sessions[claim.session]
+
+
+def _is_unleased(claim: Claim) -> bool:
+    return claim.receipt is not None or not claim.session

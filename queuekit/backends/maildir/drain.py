@@ -71,6 +71,8 @@ class Drainer:
         else:
             self._refuse_lost(lease)
         with self._guard:
+            if lease is None and self._claims.has_grown:
+                self._review_claims()
             promoted, failure = self._deferred.promote_due(stream, lease)
             self.hint(promoted)
             claimed, error = self._claim_up_to(limit, stream, lease)
@@ -198,6 +200,14 @@ class Drainer:
         if name not in self._odd and len(self._odd) < _REMEMBERED:
             self._odd.add(name)
             _log.warning("ignored %r in new/: %s", name, reason)
+
+    def _review_claims(self) -> None:
+        """Forget claims that somebody else has settled long ago."""
+        mount = self._mount
+        for claim in self._claims.long_gone(set(mount.names(mount.cur))):
+            if not mount.exists(mount.cur, claim.name):
+                self._claims.drop(claim)
+        self._claims.reviewed()
 
     # -- taking one
 

@@ -20,6 +20,7 @@ TMP, NEW, CUR, DONE, CLAIM, LATER, PRIVATE = "tmp", "new", "cur", "done", "claim
 SHARED_FOLDERS = (TMP, NEW, CUR, DONE, CLAIM)
 INTENTS, DOSSIERS = f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
 
+MAX_FILE_NAME = 255
 MAX_JOB_NAME = 222  # a newer port's claim name is 33 bytes longer, and a file name holds 255
 CLAIM_PREFIX = 33  # 32 hex digits and a hyphen
 SIGNAL = ".signal"
@@ -103,21 +104,21 @@ def signal_filename(job_id: str) -> str:
 def quarantine_signal_filename(name: str) -> str:
     """The name of the signal of a file that could not be read: made from its whole name, never from a guessed id."""
     encoded = name.encode(errors="surrogateescape")
-    if len(encoded) + len(SIGNAL) <= 255:
+    if len(encoded) + len(SIGNAL) <= MAX_FILE_NAME:
         return name + SIGNAL
     return f"{encoded[:150].decode(errors='surrogateescape')}-{hashlib.sha256(encoded).hexdigest()}{SIGNAL}"
 
 
 def spare_name(name: str, token: str) -> str:
     """Another name for a file that cannot be read, when its own one is taken; it stays recognisable."""
-    encoded = name.encode(errors="surrogateescape")[: 255 - len(SIGNAL) - len(token) - 1]
+    encoded = name.encode(errors="surrogateescape")[: MAX_FILE_NAME - len(SIGNAL) - len(token) - 1]
     return f"{encoded.decode(errors='surrogateescape')}.{token}"
 
 
 def aside_name(name: str, token: str) -> str:
     """Another name for an intent that cannot be read: nobody takes it for one, and it stays recognisable."""
     encoded = f"{ASIDE}{token}-".encode() + name.encode(errors="surrogateescape")
-    return encoded[:255].decode(errors="surrogateescape")
+    return encoded[:MAX_FILE_NAME].decode(errors="surrogateescape")
 
 
 def later_filename(name: str, due_ms: int, *, retry: bool) -> str:

@@ -23,7 +23,7 @@ from queuekit.backends.maildir.mount import Mount, as_write_failed
 from queuekit.backends.maildir.ownership import Ownership
 from queuekit.completion import Completion, SignalFile
 from queuekit.contract import Lease
-from queuekit.errors import DecodingFailed, JobNotFound, LeaseLost
+from queuekit.errors import DecodingFailed, JobNotFound, LeaseLost, WriteFailed
 from queuekit.ids import JobID, SessionID, check_identifier
 from queuekit.job import Claimed, Delivery, Job
 from queuekit.status import ObservationStatus, check_terminal
@@ -276,7 +276,10 @@ class Settler:
         return claim.name
 
     def defer(self, job_id: str, due_ms: int, error: str, crashed: bool, lease: Lease | None) -> None:
-        """Put a job in flight off, with one attempt more in its record."""
+        """Put a job in flight off, with one attempt more in its record.
+
+        Raises `WriteFailed` without a cause when that can never be, for its name or its content; it stays in flight.
+        """
         claim = self.find(job_id, lease)
         mount = self._mount
         with as_write_failed(claim.name):
@@ -302,8 +305,11 @@ class Settler:
         if job is None:
             with self._acting(claim.stream, lease):  # that the lease is lost is the first thing to say
                 raise JobNotFound(claim.job_id, "it is not in flight here any more")
+        later = layout.later_filename(claim.name, due_ms, retry=True)
+        if len(os.fsencode(later)) > layout.MAX_FILE_NAME:  # another port made it: ours are shorter
+            raise WriteFailed(claim.name, "the name is too long to be put off: it may take 236 bytes")
         changed = Delivery.of(job).failed(error, crashed=crashed).onto(job)
-        return layout.later_filename(claim.name, due_ms, retry=True), encode_job(changed)
+        return later, encode_job(changed)
 
     def _require_in_flight(self, claim: Claim) -> None:
         if self._in_flight_still(claim) is None:

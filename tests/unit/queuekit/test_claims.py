@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from queuekit.backends.maildir import claims as book
 from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.hlc import HLC
 from queuekit.ids import SessionID
 
 
-def claim(name: str, *, id: str = "a", stream: str = "s", session: str = "1") -> Claim:
+def claim(name: str, *, id: str = "a", stream: str = "s", session: str = "1", receipt: int | None = None) -> Claim:
     return Claim(
         name=name,
         stream=stream,
         job_id=id,
         session=SessionID(session),
-        receipt=None,
+        receipt=receipt,
         fence=1,
         job=None,
         submitted_at=HLC(0, 0, 0),
@@ -80,3 +82,28 @@ def test_dropping_a_stream_leaves_the_others(entries: list[tuple[str, str, str]]
     left = [each for session in "12" for each in claims.of_session(SessionID(session))]
     assert sorted(each.name for each in left) == sorted(name for name in made if name.endswith("t"))
     assert all(claims.find(each.job_id, "s") is None for each in made.values())
+
+
+def test_of_what_others_have_settled_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in flight and those under a lease are never among what may be forgotten."""
+    monkeypatch.setattr(book, "KEPT", 2)
+    claims = Claims()
+    claims.add(claim("leased"))
+    claims.add(claim("foreign", session=""))
+    for number in range(4):
+        claims.add(claim(f"n{number}", receipt=number))
+    assert [each.name for each in claims.long_gone({"n1"})] == ["foreign", "n0"]
+    claims.drop_all(claims.long_gone({"n1"}))
+    assert claims.long_gone({"n1"}) == []
+
+
+def test_a_review_is_due_when_the_book_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "KEPT", 2)
+    claims = Claims()
+    due = []
+    for number in range(12):
+        claims.add(claim(f"n{number}", receipt=number))
+        if claims.has_grown:
+            due.append(len(claims))
+            claims.reviewed()
+    assert due == [4, 8]

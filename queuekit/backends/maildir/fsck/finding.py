@@ -177,7 +177,8 @@ KINDS = {
     ),
     "name-long": Kind(
         _W,
-        "other programs that share the queue make longer names from it, which the filesystem would refuse",
+        "programs that share the queue make longer names from it, which the filesystem may refuse: with more than 236 "
+        "bytes it can be run, but not be put off, and ends `blocked` when its run fails",
         "send the job again with a shorter stream or id",
     ),
     "due-far": Kind(
