@@ -74,8 +74,8 @@ class Listing:
 
     def _ids(self, folder: str, typed: str) -> Iterable[str]:
         for file in self._mount.names(self._fd(folder)):
-            name = _plain_name(folder, file)
-            if name is None or f"-{typed}" not in name:
+            name = _plain_name(folder, file) if f"-{typed}" in file else None
+            if name is None:
                 continue
             if layout.clear_stream(name) is not None:
                 yield name[-32:]
