@@ -105,7 +105,7 @@ def test_a_server_that_ends_and_starts_again_keeps_its_data(own_postgres: Callab
     assert query(server.url(), "SELECT ending FROM kept") == [("smart",), ("fast",), ("immediate",), ("kill",)]
 
 
-def test_a_paused_server_answers_when_it_is_resumed(own_postgres: Callable[..., Server]) -> None:
+def test_a_paused_server_answers_when_it_is_resumed_and_can_be_stopped(own_postgres: Callable[..., Server]) -> None:
     server = own_postgres()
     with psycopg.connect(server.url(), autocommit=True) as connection:
         server.pause()
@@ -113,20 +113,17 @@ def test_a_paused_server_answers_when_it_is_resumed(own_postgres: Callable[..., 
         assert eventually(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED})
         server.resume()
         assert connection.execute("SELECT 7").fetchall() == [(7,)]
-
-
-def test_a_paused_server_can_be_stopped(own_postgres: Callable[..., Server]) -> None:
-    server = own_postgres()
     server.pause()
     server.stop()
     assert server.pids == []
 
 
-def test_a_durable_server_syncs_and_another_does_not(own_postgres: Callable[..., Server]) -> None:
-    assert query(own_postgres(durable=True).url(), "SHOW fsync") == [("on",)]
-    assert query(
-        own_postgres(work_mem="5MB").url(), "SELECT current_setting('fsync'), current_setting('work_mem')"
-    ) == [("off", "5MB")]
+def test_a_server_syncs_only_when_it_is_asked_to_be_durable(
+    postgres_server: Server, own_postgres: Callable[..., Server]
+) -> None:
+    settings = "SELECT current_setting('fsync'), current_setting('work_mem')"
+    assert query(postgres_server.url(), settings) == [("off", "4MB")]
+    assert query(own_postgres(durable=True, work_mem="5MB").url(), settings) == [("on", "5MB")]
 
 
 def test_a_removed_server_leaves_nothing(own_postgres: Callable[..., Server]) -> None:
