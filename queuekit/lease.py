@@ -136,6 +136,7 @@ class DrainLease:
         written or locked.
         """
         at = time.time() if now is None else now
+        self._restore_folder()
         with self._lock:
             verdict = self._judge(at)
             if verdict is Verdict.FRESH:
@@ -154,16 +155,23 @@ class DrainLease:
     def heartbeat(self, now: float | None = None) -> None:
         """Renew the lease; raises `LeaseLost` when it is another's or gone, `WriteFailed` when it cannot be written."""
         at = time.time() if now is None else now
+        self._restore_folder()
         with self._lock:
             self.verify()
             with _as_write_failed(self.path):
                 self._write(at)
 
     def verify(self) -> None:
-        """Raise `LeaseLost` unless the lease is ours. Meant for a backend that holds the stream's lock."""
+        """Raise `LeaseLost` unless the lease is ours. Meant for a backend that holds the stream's lock.
+
+        Raises `BackendUnavailable` while the queue's folder is gone: whose the lease is cannot be told then.
+        """
         holder = self._holder()
-        if holder != self.owner:
-            raise LeaseLost(self.stream, holder)
+        if holder == self.owner:
+            return
+        if holder is None and not os.path.isdir(self._directory):
+            raise BackendUnavailable(f"{self._directory} is gone")
+        raise LeaseLost(self.stream, holder)
 
     def holder(self) -> str | None:
         """The owner that the lease names, stale or not; None when there is no lease or it cannot be understood."""
@@ -186,6 +194,17 @@ class DrainLease:
             self._alive.drop()
             self.fence = 0
         self._lock.close()
+
+    def _restore_folder(self) -> None:
+        """Make the folder of the locks again when somebody has removed it, but not the queue's own."""
+        if os.path.isdir(self._leases):
+            return
+        if not os.path.isdir(self._directory):
+            raise BackendUnavailable(f"{self._directory} is gone")
+        try:
+            _make_private(self._leases)
+        except OSError as error:
+            raise BackendUnavailable(f"cannot make {self._leases}: {error.strerror}") from error
 
     def _judge(self, now: float) -> Verdict:
         content = self._read()

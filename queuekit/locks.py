@@ -104,6 +104,8 @@ class StreamLock:
                 if self._fd < 0:
                     self._fd = _open_private(self._path)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(self._fd, self._path):
+                    return
             except BlockingIOError:
                 deadline = deadline or time.monotonic() + self._patience
                 if time.monotonic() >= deadline:
@@ -113,11 +115,10 @@ class StreamLock:
                 time.sleep(pause)
                 pause = min(pause * 2, 0.02)
             except OSError as error:
+                self._close()
                 raise BackendUnavailable(f"cannot lock {self._path}: {error.strerror}") from error
             else:
-                if os.fstat(self._fd).st_nlink:
-                    return
-                self._close()  # the folder was removed under us: lock the file that others see
+                self._close()  # the folder was moved or removed under us: lock the file that others see
 
 
 class Life(enum.Enum):
@@ -136,15 +137,19 @@ class AliveFile:
         self._held = False
 
     def hold(self) -> None:
-        """Lock it until `drop` or death. Objects of one process with the same path share one lock."""
-        if self._held:
-            return
+        """Lock it until `drop` or death. Objects of one process with the same path share one lock.
+
+        Held already, it is looked at, and made again when its folder is another one by now.
+        """
         with _held_guard:
             fd, users = _held_alive.get(self._path, (-1, 0))
-            if fd < 0:
-                fd = _lock_current_file(self._path)
-                _describe(fd)
-            _held_alive[self._path] = (fd, users + 1)
+            if fd < 0 or not _is_at(fd, self._path):
+                fresh = _lock_current_file(self._path)
+                _describe(fresh)
+                if fd >= 0:
+                    os.close(fd)
+                fd = fresh
+            _held_alive[self._path] = (fd, users + (not self._held))
         self._held = True
 
     def drop(self) -> None:

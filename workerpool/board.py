@@ -378,6 +378,14 @@ class Board:
         """Every row that was ever taken, in order."""
         return [view for view in (_view(self.mapping, index) for index in range(self.header.rows)) if view.kind]
 
+    def is_in_place(self) -> bool:
+        """Whether its file is still at its path; asked by who has made it."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return self._lock_fd is not None and os.path.samestat(os.fstat(self._lock_fd), there)
+
     def close(self) -> None:
         """Unmap and unlock it; the file stays."""
         if self._lock_fd is not None:

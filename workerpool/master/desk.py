@@ -52,6 +52,7 @@ class Member:
 class Workplace:
     """What the master needs of the outside: how to be a stream process or the reporter, how to read the config.
 
+    `move_on`: makes a new board in the root that is there now, another one; raises `QueueError` or `OSError`;
     `keep`: descriptors that children keep open; `notifier`: the way to the service manager.
     """
 
@@ -59,13 +60,18 @@ class Workplace:
     be_stream: Callable[[StreamConfig, Channel, int, int], int]
     be_reporter: Callable[[], int] | None
     reload: Callable[[], PoolConfig] | None
+    move_on: Callable[[], Board]
     keep: Sequence[int]
     notifier: Notifier
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Desk:
-    """One pool. `quiet`: nothing is claimed; `code`: what the pool will exit with, as far as that is known."""
+    """One pool.
+
+    `quiet`: nothing is claimed; `moving`: nothing is started, the root is another one; `code`: what the pool will exit
+    with, as far as that is known.
+    """
 
     pool: PoolConfig
     place: Workplace
@@ -75,6 +81,7 @@ class Desk:
     ending: Ending = Ending.NOT
     code: int = EXIT_OK
     quiet: bool = False
+    moving: bool = False
 
     @property
     def is_ending(self) -> bool:

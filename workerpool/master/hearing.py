@@ -6,6 +6,7 @@ import logging
 import time
 
 from workerpool.master.desk import EXIT_OTHER_POOL, Desk, Member
+from workerpool.master.moving import Moving
 from workerpool.master.state import Ending
 from workerpool.master.stopping import Stopping
 
@@ -15,8 +16,9 @@ _log = logging.getLogger("workerpool.master")
 class Hearing:
     """`standby`: whether a stream that another pool works is waited for."""
 
-    def __init__(self, desk: Desk, stopping: Stopping, *, standby: bool) -> None:
+    def __init__(self, desk: Desk, stopping: Stopping, moving: Moving, *, standby: bool) -> None:
         self._desk = desk
+        self._moving = moving
         self._stopping = stopping
         self._standby = standby
 
@@ -45,6 +47,8 @@ class Hearing:
                 member.state.failed()
             case {"t": "standby", "holder": str(holder)}:
                 self._on_standby(member, holder)
+            case {"t": "lease moved"}:
+                self._moving.look()
             case {"t": "counts", "done": int(done), "blocked": int(blocked), "retried": int(retried)}:
                 member.done, member.blocked, member.retried = done, blocked, retried
             case {"t": "idle", "handled": int(handled), "n": int() | None as question, **more}:

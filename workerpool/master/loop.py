@@ -21,6 +21,7 @@ from workerpool.config import PoolConfig, StreamConfig
 from workerpool.master.bursting import Bursting
 from workerpool.master.desk import EXIT_USAGE, Desk, Workplace
 from workerpool.master.hearing import Hearing
+from workerpool.master.moving import Moving
 from workerpool.master.reloading import Reloading
 from workerpool.master.reporter import Reporter
 from workerpool.master.service import Service
@@ -54,7 +55,8 @@ class Master:
         self._terminal = sys.stdin is not None and sys.stdin.isatty()
         self._reporter = Reporter(desk)
         self._stopping = Stopping(desk, self._kill_everything)
-        self._hearing = Hearing(desk, self._stopping, standby=standby)
+        self._moving = Moving(desk)
+        self._hearing = Hearing(desk, self._stopping, self._moving, standby=standby)
         self._service = Service(desk)
         self._bursting = Bursting(desk, self._stopping)
         self._streams = Streams(desk, self._hearing.listen)
@@ -89,6 +91,7 @@ class Master:
 
     def _start(self, now: float) -> None:
         self._reporter.act(now)
+        self._moving.act(now)
         self._streams.act(now)
 
     def _turn(self, now: float) -> None:
@@ -105,7 +108,7 @@ class Master:
                 member.channel.flush()
 
     def _patience(self) -> float | None:
-        times = [part.next() for part in (self._reporter, self._streams, self._stopping, self._service)]
+        times = [part.next() for part in (self._reporter, self._moving, self._streams, self._stopping, self._service)]
         first = min((each for each in times if each is not None), default=None)
         return None if first is None else max(0.0, first - time.monotonic())
 

@@ -41,7 +41,7 @@ class Streams:
 
     def act(self, now: float) -> None:
         """Start what is due."""
-        if self._desk.is_ending:
+        if self._desk.is_ending or self._desk.moving:
             return
         for member in self._desk.members.values():
             if member.child is None and member.state.to_start(now):
@@ -49,7 +49,7 @@ class Streams:
 
     def next(self) -> float | None:
         """When the next one is due."""
-        if self._desk.is_ending:
+        if self._desk.is_ending or self._desk.moving:
             return None
         waiting = (m.state for m in self._desk.members.values() if m.child is None and not m.state.dismissed)
         return min((state.start_at for state in waiting), default=None)

@@ -223,10 +223,15 @@ class Stream:
             self._leasing.met(error, now)
             self._full_disk.met(error)
             return
-        self._leasing.over(now)
+        trouble = self._desk.tenure.error
+        if trouble is None:
+            self._leasing.over(now)
+        else:
+            self._leasing.met(trouble, now)
         if won:
             self._desk.taken_over = False
             self._housekeeping.began(now)
+            self._words.lease_moved()
         self._arrivals.check(now)
         self._check_disk()
         self._words.lease()
@@ -255,6 +260,7 @@ class Stream:
         desk.crew.kill_all()
         self._arrivals.close()
         self._words.lease()
+        self._words.lease_moved()
 
     # -- workers
 

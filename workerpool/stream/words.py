@@ -64,6 +64,10 @@ class Words:
             _log.warning("stream %s is worked by %s: standing by", self._desk.stream, tenure.holder)
             self._desk.master.send({"t": "standby", "holder": tenure.holder})
 
+    def lease_moved(self) -> None:
+        """The lease was won or lost; the master sees whether that is because the root is another one."""
+        self._desk.master.send({"t": "lease moved"})
+
     def last(self) -> None:
         """The counts, and everything that was not sent yet, unless the master does not listen."""
         self._counts()

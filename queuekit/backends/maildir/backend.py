@@ -166,6 +166,7 @@ class FilesystemBackend(QueueBackend):
     def reclaim_in_flight(self, stream: str, *, lease: Lease | None = None) -> int:
         """Everything of the stream in cur/ and claim/ becomes pending again."""
         check_identifier(stream)
+        self._mount.heal()  # a lease that was just won may be that of another root at the same path
         return self._took(self._settler.reclaim(stream, lease))
 
     def rescue_strays(self, stream: str, *, lease: Lease) -> int:
@@ -280,6 +281,8 @@ class FilesystemBackend(QueueBackend):
 
         def wake(names: tuple[str, ...]) -> None:
             self._drainer.hint(names)
+            if not names:
+                self._drainer.doubt_folders()
             on_wake()
 
         try:

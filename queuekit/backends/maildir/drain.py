@@ -60,6 +60,7 @@ class Drainer:
         self._listed: dict[str | None, tuple[float, float]] = {}
         self._looks: dict[str, DrainLease] = {}
         self._odd: set[str] = set()
+        self._folders_doubted = False
         self._guard = threading.RLock()
 
     def drain(self, stream: str | None, limit: int | None, lease: Lease | None) -> list[Claimed]:
@@ -93,11 +94,16 @@ class Drainer:
                         ahead.add(name)
 
     def look_again(self) -> None:
-        """Let the next drain list new/, whatever is known."""
+        """Let the next drain list new/, whatever is known, in the folders that are at their paths by then."""
         with self._guard:
             self._listed.clear()
+            self.doubt_folders()
             for ahead in self._ahead.values():
                 ahead.more = True
+
+    def doubt_folders(self) -> None:
+        """Let the next listing be of the folders that are at their paths by then."""
+        self._folders_doubted = True
 
     # -- names
 
@@ -177,7 +183,11 @@ class Drainer:
         begun = time.monotonic()
         mount = self._mount
         try:
-            mount.heal_if_gone(mount.new, mount.cur)
+            if self._folders_doubted:
+                mount.heal()
+                self._folders_doubted = False
+            else:
+                mount.heal_if_gone(mount.new, mount.cur)
             ahead.refill(self._claimable(stream))
         except OSError as error:
             raise BackendUnavailable(f"cannot list new/: {error.strerror}") from error

@@ -83,6 +83,7 @@ class Scene:
             be_stream=lambda *_: 0,
             be_reporter=None,
             reload=None,
+            move_on=lambda: cast("Board", self.board),
             keep=(),
             notifier=cast("Notifier", self.notifier),
         )
