@@ -1,4 +1,4 @@
-"""`retry`, `release`, `cancel`, `prune`: what a person does to jobs, also beside a running pool.
+"""`retry`, `release`, `cancel`: what a person does to jobs, also beside a running pool.
 
 Each job is taken for itself: what cannot be done to one is said with its reason, and the others go on.
 """
@@ -17,13 +17,10 @@ from queuekit.lifecycle import State
 from workerpool.cli import words
 from workerpool.cli.jobs import list_jobs
 from workerpool.cli.main import FAILED, STORE, USAGE, Refusal, code_of
-from workerpool.cli.options import Source, complete_streams, standard_input, with_source, with_source_options
+from workerpool.cli.options import Source, complete_streams, standard_input, with_source_options
 from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue
 from workerpool.cli.which import id_of
-from workerpool.units import parse_duration
-
-_PORTION = 1000
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]…")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -91,22 +88,6 @@ def cancel_command(ctx: click.Context, source: Source, ids: tuple[str, ...], yes
     """
     with open_queue(source.load()) as queue:
         ctx.exit(_each(queue, _chosen("cancel", ids, yes), queue.cancel, "cancelled"))
-
-
-@click.command("prune")
-@with_source
-@click.option("--older-than", default="7d", show_default=True, metavar="DURATION", help="Ended longer ago than this.")
-def prune_command(source: Source, older_than: str) -> None:
-    """Remove the records of jobs that ended long ago, however they ended. Jobs that have not ended stay."""
-    try:
-        age = parse_duration(older_than)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--older-than") from None
-    removed = 0
-    with open_queue(source.load()) as queue:
-        while count := queue.backend.prune(age, limit=_PORTION):
-            removed += count
-    click.echo(f"{words.number(removed, 'job')} removed")
 
 
 # -- which jobs

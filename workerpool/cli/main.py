@@ -44,7 +44,7 @@ COMMANDS = {  # name: (module below workerpool.cli, what it does)
     "release": ("act", "Run deferred jobs now."),
     "cancel": ("act", "End jobs that have not started, without running them."),
     "replay": ("replay", "Run the handler on a stored job here, settling nothing."),
-    "prune": ("act", "Remove the records of jobs that ended long ago."),
+    "prune": ("prune", "Remove the records of jobs that ended long ago."),
     "fsck": ("fsck", "Check the store's folder, and set right what may be."),
     "pause": ("pause", "Claim nothing more of a stream, until it is resumed."),
     "resume": ("pause", "Work a paused stream again."),

@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import itertools
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from queuekit.job import Job
 from queuekit.status import ObservationStatus
 from workerpool.cli import words
 from workerpool.cli.batch import Defaults, checked_extensions, jobs, judge, open_seekable, parse_json
+from workerpool.cli.interrupt import noting_interrupt
 from workerpool.cli.main import FAILED, INTERRUPTED, USAGE, Refusal
 from workerpool.cli.options import Source, complete_streams, find_source, standard_input
 from workerpool.cli.pools import read_pools
@@ -254,7 +254,7 @@ class _Order:
     def _send_all(self, queue: QueueKit, file: IO[bytes], count: int, shown: str) -> int:
         ids: list[str] = []
         line = 0
-        with _progress(count) as tell, _noting_interrupt() as interrupted:
+        with _progress(count) as tell, noting_interrupt() as interrupted:
             try:
                 for chunk in _chunks(jobs(file, self._defaults)):
                     if interrupted():
@@ -323,24 +323,6 @@ def _chunks(numbered: Iterator[tuple[int, Job]]) -> Iterator[list[tuple[int, Job
 
 
 # -- telling how far it is
-
-
-@contextlib.contextmanager
-def _noting_interrupt() -> Iterator[Callable[[], bool]]:
-    """An interrupt is noted instead of raised, for who looks between two chunks; a second one is raised."""
-    noted: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, _frame: object) -> None:
-        if noted:
-            raise KeyboardInterrupt
-        noted.append(number)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(noted)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

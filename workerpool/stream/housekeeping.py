@@ -2,7 +2,8 @@
 
 The slow look finds what no event announced, what a late claim of the last holder stranded, and retries that were cut
 off. It comes with the heartbeat before it is due: an idle process is not woken for it alone. Records are removed in
-small portions while nothing is to be done, and the time for that stays a small share.
+small portions while nothing is to be done, and the time for that stays a small share; where it makes the sending of
+jobs slow (see `queuekit.backends.maildir.creation`), it rests until that is over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 
 from queuekit import LeaseLost, ObservationStatus
+from queuekit.backends.maildir.creation import CreationCost
+from workerpool.locations import store_folder
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.pausing import Pausing
@@ -21,7 +24,7 @@ from workerpool.trouble import Trouble
 _EARLY_SHARE = 5
 _PRUNED_AT_ONCE = 100
 _PRUNE_SHARE = 20
-_PRUNE_SOON, _PRUNE_LATER = 0.2, 60.0
+_PRUNE_SOON, _PRUNE_REST, _PRUNE_LATER = 0.2, 5.0, 60.0
 _BLOCKED = (ObservationStatus.BLOCKED,)
 _NOT_BLOCKED = tuple(each for each in ObservationStatus if each.is_terminal and each is not ObservationStatus.BLOCKED)
 _log = logging.getLogger("workerpool.stream")
@@ -42,6 +45,8 @@ class Housekeeping:
         self._arrivals = arrivals
         self._pausing = pausing
         self._is_busy = is_busy
+        folder = store_folder(desk.pool)
+        self._cost = None if folder is None else CreationCost(folder)
         self._clock = clock
         self._looking, self._pruning = Trouble("looking through the queue", _log), Trouble("removing old records", _log)
         self._scan_at = self._prune_at = 0.0
@@ -97,6 +102,9 @@ class Housekeeping:
         return bool(kept.done or kept.blocked) and not self._is_busy()
 
     def _prune(self, now: float) -> None:
+        if self._cost is not None and self._cost.has_risen():
+            self._prune_at = now + _PRUNE_REST
+            return
         begun = self._clock()
         try:
             pruned = self._prune_a_portion()

@@ -890,6 +890,32 @@ def test_old_records_are_removed_in_portions_while_nothing_is_to_be_done(stage):
     assert it.after(1.0) > 1
 
 
+def test_nothing_is_removed_while_that_makes_sending_slow(stage, monkeypatch):
+    slow = True
+
+    class Cost:
+        def __init__(self, root: str) -> None: ...
+
+        def has_risen(self) -> bool:
+            return slow
+
+    monkeypatch.setattr("workerpool.stream.housekeeping.CreationCost", Cost)
+    it = stage(tables={"retention": {"done": "1s"}})
+    it.send("a")
+    it.backend.drain_available()
+    it.backend.complete("a", "done")
+    end = it.backend.store.signals["a"]
+    old = dataclasses.replace(end.completed_at, physical_time=end.completed_at.physical_time - 5000)
+    it.backend.store.signals["a"] = dataclasses.replace(end, completed_at=old)
+    it.open()
+    for _ in range(10):
+        assert it.after(5.0) > 1
+    assert [job.id for job in it.backend.completed()] == ["a"]
+    slow = False
+    it.after(5.0)
+    assert it.backend.completed() == []
+
+
 def test_nothing_is_removed_when_everything_is_to_be_kept(stage):
     backend = Faulty()
     backend.faults["prune"] = AssertionError("asked to remove records")

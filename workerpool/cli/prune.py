@@ -1,0 +1,109 @@
+"""`prune`: removing the records of jobs that ended long ago, in portions, beside whoever else uses the store.
+
+On some filesystems making a file becomes slow after many were removed (see `queuekit.backends.maildir.creation`). So it
+looks before each portion, and rests while that is so: a store is for those who send, and records can wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import click
+
+from queuekit import QueueKit
+from queuekit.backends.maildir.creation import CreationCost
+from workerpool.cli import words
+from workerpool.cli.interrupt import noting_interrupt
+from workerpool.cli.main import INTERRUPTED
+from workerpool.cli.options import Source, with_source
+from workerpool.cli.store import open_queue
+from workerpool.locations import store_folder
+from workerpool.units import parse_duration
+
+_FIRST_PORTION, _LARGEST_PORTION = 100, 5000
+_REST_SECONDS = 2.0
+_LINE_SECONDS = 2.0
+_NAP_SECONDS = 0.1
+
+Tell = Callable[[int], None]
+"""Told how many jobs are removed so far."""
+
+
+@click.command("prune")
+@with_source
+@click.option("--older-than", default="7d", show_default=True, metavar="DURATION", help="Ended longer ago than this.")
+@click.option("--at-once", is_flag=True, help="Never rest, even if sending becomes slow meanwhile.")
+@click.pass_context
+def prune_command(ctx: click.Context, *, source: Source, older_than: str, at_once: bool) -> None:
+    """Remove the records of jobs that ended long ago, however they ended. Jobs that have not ended stay.
+
+    It may be run beside a pool, and interrupted: what is removed by then is said, and the next run goes on.
+    """
+    try:
+        age = parse_duration(older_than)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--older-than") from None
+    config = source.load()
+    folder = store_folder(config)
+    cost = None if folder is None or at_once else CreationCost(folder)
+    with open_queue(config) as queue, noting_interrupt() as interrupted:
+        with _progress() as tell:
+            removed = _prune(queue, age, cost, interrupted, tell)
+        if interrupted():
+            click.echo(f"interrupted: {words.number(removed, 'job')} removed; run it again to go on", err=True)
+            ctx.exit(INTERRUPTED)
+    click.echo(f"{words.number(removed, 'job')} removed")
+
+
+def _prune(queue: QueueKit, age: float, cost: CreationCost | None, interrupted: Callable[[], bool], tell: Tell) -> int:
+    """Remove portion after portion; the first is small, and each that does no harm makes the next one larger."""
+    removed, portion = 0, _FIRST_PORTION
+    while not interrupted():
+        if cost is not None and cost.has_risen():
+            portion = _FIRST_PORTION
+            _rest(interrupted)
+            continue
+        count = queue.backend.prune(age, limit=portion)
+        removed += count
+        if not count:
+            break
+        tell(removed)
+        portion = min(_LARGEST_PORTION, portion + _FIRST_PORTION)
+    return removed
+
+
+def _rest(interrupted: Callable[[], bool]) -> None:
+    end = time.monotonic() + _REST_SECONDS
+    while time.monotonic() < end and not interrupted():
+        time.sleep(_NAP_SECONDS)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Tell]:
+    """A bar on a terminal, else a line now and then, on standard error. How many there will be nobody knows yet."""
+    if not sys.stderr.isatty():
+        yield _Lines().tell
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from workerpool.cli import views
+
+    columns = (TextColumn("removing"), BarColumn(), TextColumn("{task.completed:,.0f} jobs"), TimeElapsedColumn())
+    with Progress(*columns, console=views.console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda removed: bar.update(task, completed=removed)
+
+
+class _Lines:
+    """Plain lines, for a removal that takes long."""
+
+    def __init__(self) -> None:
+        self._said_at = time.monotonic()
+
+    def tell(self, removed: int) -> None:
+        if time.monotonic() - self._said_at >= _LINE_SECONDS:
+            self._said_at = time.monotonic()
+            click.echo(f"{words.number(removed, 'job')} removed so far", err=True)
