@@ -77,9 +77,26 @@ def put_job(root: Path, path: str, job: Job = JOB) -> Path:
     return put(root, path, encode_job(job))
 
 
+def place(root: Path, folder: str, job: Job = JOB) -> Path:
+    """The job's file, under its own name."""
+    return put_job(root, f"{folder}/{layout.job_filename(job)}", job)
+
+
 def ended(root: Path, job: Job = JOB) -> None:
     with opened(root) as queue:
         end(queue, job)
+
+
+def unrecorded(root: Path) -> bytes:
+    """The job has ended, and the record of that is taken away: here it is."""
+    ended(root)
+    record = (root / SIGNAL).read_bytes()
+    (root / SIGNAL).unlink()
+    return record
+
+
+def put_intent(root: Path, data: bytes) -> None:
+    put(root, f".workerpool/retry/{NAME}", data)
 
 
 # -- what can be planted
@@ -112,6 +129,11 @@ def plant_wide_folder(root: Path) -> str:
     return "has the mode 0755"
 
 
+def plant_closed_folder(root: Path) -> str:
+    (root / "later").chmod(0o400)
+    return "later/ is closed to its owner: its mode is 0400"
+
+
 def plant_wide_files(root: Path) -> str:
     for file in (root / "new").iterdir():
         file.chmod(0o644)
@@ -119,12 +141,12 @@ def plant_wide_files(root: Path) -> str:
 
 
 def plant_wide_claim(root: Path) -> str:
-    put_job(root, f"cur/{NAME}").chmod(0o644)
+    place(root, "cur").chmod(0o644)
     return "1 file can be read or written by group or others"
 
 
 def plant_foreign_owner(root: Path) -> str:
-    os.chown(put_job(root, f"new/{NAME}"), 12345, -1)
+    os.chown(place(root, "new"), 12345, -1)
     return "1 file of another user than the root's owner"
 
 
@@ -144,13 +166,13 @@ def plant_folder_in_done(root: Path) -> str:
 
 
 def plant_two_links(root: Path) -> str:
-    put_job(root, f"new/{NAME}")
+    place(root, "new")
     os.link(root / "new" / NAME, root / "tmp" / "half-published")
     return f"it is the same file as new/{NAME}"
 
 
 def plant_outside_link(root: Path) -> str:
-    os.link(put_job(root, f"new/{NAME}"), root.parent / "backup")
+    os.link(place(root, "new"), root.parent / "backup")
     return "outside of the queue"
 
 
@@ -200,56 +222,54 @@ def plant_malformed_deferral(root: Path) -> str:
 
 
 def plant_malformed_claim(root: Path) -> str:
-    put_job(root, f"claim/{NAME}")
+    place(root, "claim")
     return "under no claim's name"
 
 
 def plant_twin_of_ended(root: Path) -> str:
     ended(root)
-    put_job(root, f"new/{NAME}")
+    place(root, "new")
     return f"is in 2 places: done/{NAME} and new/{NAME}"
 
 
 def plant_twin_in_flight(root: Path) -> str:
-    put_job(root, f"new/{NAME}")
-    put_job(root, f"cur/{NAME}")
+    place(root, "new")
+    place(root, "cur")
     return f"is in 2 places: cur/{NAME} and new/{NAME}"
 
 
 def plant_twin_deferred(root: Path) -> str:
-    put_job(root, f"new/{NAME}")
+    place(root, "new")
     put_job(root, f"later/{layout.later_filename(NAME, 1000, retry=False)}")
     return "is in 2 places"
 
 
 def plant_claimed_twin_of_ended(root: Path) -> str:
     ended(root)
-    put_job(root, f"cur/{NAME}")
+    place(root, "cur")
     return "is in 2 places"
 
 
 def plant_different_twin(root: Path) -> str:
-    put_job(root, f"cur/{NAME}")
-    put_job(root, f"new/{NAME}", dataclasses.replace(JOB, payload=b"other work"))
+    place(root, "cur")
+    place(root, "new", dataclasses.replace(JOB, payload=b"other work"))
     return "they do not hold the same"
 
 
 def plant_unrecorded_twin(root: Path) -> str:
-    put_job(root, f"new/{NAME}")
-    put_job(root, f"done/{NAME}")
+    place(root, "new")
+    place(root, "done")
     return "a file without a record of its end has its name in done/"
 
 
 def plant_same_id(root: Path) -> str:
-    put_job(root, f"new/{NAME}")
-    other = dataclasses.replace(JOB, submitted_at=HLC(1, 0, 1))
-    put_job(root, f"new/{layout.job_filename(other)}", other)
+    place(root, "new")
+    place(root, "new", dataclasses.replace(JOB, submitted_at=HLC(1, 0, 1)))
     return f"2 jobs have the id '{HEX}'"
 
 
 def plant_long_name(root: Path) -> str:
-    job = make_job("i" * 200)
-    put_job(root, f"new/{layout.job_filename(job)}", job)
+    place(root, "new", make_job("i" * 200))
     return "222 at most"
 
 
@@ -264,7 +284,7 @@ def plant_overflowing_due(root: Path) -> str:
 
 
 def plant_in_flight(root: Path) -> str:
-    put_job(root, f"cur/{NAME}")
+    place(root, "cur")
     return "1 job of stream 'encode' in flight, and nobody holds its lease"
 
 
@@ -274,8 +294,7 @@ def plant_foreign_claim(root: Path) -> str:
 
 
 def plant_unrecorded(root: Path) -> str:
-    ended(root)
-    (root / SIGNAL).unlink()
+    unrecorded(root)
     return "without a record of its end"
 
 
@@ -318,21 +337,19 @@ def plant_quarantined(root: Path) -> str:
 
 
 def plant_intent(root: Path) -> str:
-    ended(root)
-    (root / SIGNAL).rename(root / ".workerpool/retry" / NAME)
+    put_intent(root, unrecorded(root))
     return "was cut off"
 
 
 def plant_late_intent(root: Path) -> str:
     ended(root)
-    put(root, f".workerpool/retry/{NAME}", (root / SIGNAL).read_bytes())
+    put_intent(root, (root / SIGNAL).read_bytes())
     return "was cut off"
 
 
 def plant_broken_intent(root: Path) -> str:
-    ended(root)
-    (root / SIGNAL).unlink()
-    put(root, f".workerpool/retry/{NAME}", b"?")
+    unrecorded(root)
+    put_intent(root, b"?")
     return "cannot be read"
 
 
@@ -342,7 +359,7 @@ def plant_intent_aside(root: Path) -> str:
 
 
 def plant_broken_dossier(root: Path) -> str:
-    put_job(root, f"new/{NAME}")
+    place(root, "new")
     put(root, f".workerpool/jobs/{HEX}.json", b"[1,")
     return "not the JSON of an object"
 
@@ -393,6 +410,7 @@ PLANTS: list[tuple[str, Callable[[Path], str]]] = [
     ("folder-unfit", plant_file_for_folder),
     ("folder-missing", plant_missing_folder),
     ("folder-wide", plant_wide_folder),
+    ("folder-closed", plant_closed_folder),
     ("mode-wide", plant_wide_files),
     ("mode-wide", plant_wide_claim),
     ("owner-foreign", plant_foreign_owner),
@@ -518,15 +536,16 @@ def test_every_kind_is_planted() -> None:
 # -- what a repair leaves behind
 
 
-def fixed(root: Path) -> None:
+def fixed(root: Path, plant: Callable[[Path], str]) -> None:
+    """Planted, found and repaired."""
+    plant(root)
     told = repair(root, examine(root))
     assert told
     assert all(each.done for each in told)
 
 
 def test_a_file_without_a_record_becomes_visible_and_can_be_retried(root: Path) -> None:
-    plant_unrecorded(root)
-    fixed(root)
+    fixed(root, plant_unrecorded)
     with opened(root) as queue:
         signal = queue.signal(HEX)
         assert signal is not None
@@ -539,8 +558,7 @@ def test_a_file_without_a_record_becomes_visible_and_can_be_retried(root: Path) 
 
 
 def test_a_broken_record_is_kept_in_the_dossier(root: Path) -> None:
-    plant_broken_signal(root)
-    fixed(root)
+    fixed(root, plant_broken_signal)
     with opened(root) as queue:
         signal = queue.signal(HEX)
         assert signal is not None
@@ -551,22 +569,19 @@ def test_a_broken_record_is_kept_in_the_dossier(root: Path) -> None:
 
 
 def test_a_retry_that_was_cut_off_goes_on(root: Path) -> None:
-    plant_intent(root)
-    fixed(root)
+    fixed(root, plant_intent)
     assert (root / "new" / NAME).read_bytes() == encode_job(JOB)
     assert list((root / ".workerpool/retry").iterdir()) == []
 
 
 def test_what_is_no_job_keeps_its_bytes_and_its_plain_name(root: Path) -> None:
-    plant_broken_deferred(root)
-    fixed(root)
+    fixed(root, plant_broken_deferred)
     assert (root / "done" / NAME).read_bytes() == b"\0" * 40
     assert (root / "done" / f"{NAME}.signal").exists()
 
 
 def test_what_was_left_in_claim_is_pending(root: Path) -> None:
-    plant_malformed_claim(root)
-    fixed(root)
+    fixed(root, plant_malformed_claim)
     assert (root / "new" / NAME).read_bytes() == encode_job(JOB)
 
 
@@ -610,6 +625,35 @@ def test_an_error_of_the_disk_is_not_taken_for_a_bad_job(root: Path, monkeypatch
     assert len(found) == 4
     assert kinds(found) == {"unreadable-now"}
     assert all("Input/output error" in each.what and not each.repairable for each in found)
+
+
+@pytest.mark.parametrize("closed", ["new", "done", ".workerpool/jobs"])
+def test_a_folder_that_the_system_does_not_open_is_not_taken_for_an_empty_one(
+    root: Path, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every record of a job in it would look as if it were alone."""
+    ended(root)
+    open_folder = FileOps.open_folder
+
+    def refuse(ops: FileOps, path: str) -> int:
+        if path == str(root / closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return open_folder(ops, path)
+
+    monkeypatch.setattr(FileOps, "open_folder", refuse)
+    (found,) = examine(root)
+    assert (found.kind, found.path, found.severity) == ("folder-closed", closed, Severity.ERROR)
+    assert os.strerror(errno.EACCES) in found.what
+    assert repair(root, [found]) == []
+
+
+def test_without_descriptors_nothing_is_found_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(ops: FileOps, path: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(FileOps, "open_folder", refuse)
+    with pytest.raises(BackendUnavailable, match=os.strerror(errno.EMFILE)):
+        examine(root)
 
 
 def test_a_root_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def examine(
     `patience`: seconds to wait for a stream's lock, once for each stream; `progress`: called with what is looked at,
     how many of how many are done.
 
-    Raises `BackendUnavailable` when there is no such root or a folder of it cannot be listed.
+    A folder that is closed to us is a finding, and then the root and its folders are all that was looked at. Raises
+    `BackendUnavailable` when there is no such root, or a folder of it cannot be opened or listed for another reason.
     """
     look = Look(root, max_job_bytes=max_job_bytes, patience=patience)
     try:
@@ -39,7 +40,10 @@ def examine(
 
 
 def _all(look: Look, ttl: float, deep: bool, progress: Progress | None) -> Iterator[Finding]:
-    yield from foundation.check(look.root)
+    ground = list(foundation.check(look.root, look.closed))
+    yield from ground
+    if any(each.kind == "folder-closed" for each in ground):
+        return  # what is in there would seem to be nowhere
     found = inventory.take(look, progress)
     yield from inventory.check(look, found)
     open_jobs = jobs.read(look, found, progress)

@@ -75,6 +75,11 @@ KINDS = {
         "the queue moves jobs by renaming, which needs real folders on one filesystem; it is not used like this",
         "move what is in it into a plain folder of that name on the root's filesystem, with no pool running",
     ),
+    "folder-closed": Kind(
+        _E,
+        "the queue cannot be used like this, and what is in the folder cannot be told: nothing else has been looked at",
+        "chmod u+rwx it, or let fsck run as the owner; then run fsck again",
+    ),
     "folder-missing": Kind(
         _N,
         "a root that has not been used yet, or only by another program, has not all folders",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from queuekit import lease as leases
 from queuekit.backends.maildir import layout
@@ -14,8 +14,8 @@ from queuekit.backends.maildir.fsck.look import FOLDERS
 ALL_FOLDERS = (*FOLDERS.values(), layout.PRIVATE, leases.FOLDER)
 
 
-def check(root: str) -> Iterator[Finding]:
-    """Everything that is wrong with the root itself and with its folders."""
+def check(root: str, closed: Mapping[str, str]) -> Iterator[Finding]:
+    """Everything that is wrong with the root itself and with its folders. `closed`: those not to be opened, and why."""
     facts = os.stat(root)
     if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
         ours = facts.st_uid == os.geteuid()
@@ -25,7 +25,10 @@ def check(root: str) -> Iterator[Finding]:
             "root-owner", ".", f"the root belongs to uid {facts.st_uid}, and this command runs as uid {os.geteuid()}"
         )
     for folder in sorted(ALL_FOLDERS):
-        yield from _check_folder(root, folder, facts)
+        if folder in closed:
+            yield finding("folder-closed", folder, f"{folder}/ cannot be opened: {closed[folder]}")
+        else:
+            yield from _check_folder(root, folder, facts)
 
 
 def _check_folder(root: str, folder: str, root_facts: os.stat_result) -> Iterator[Finding]:
@@ -34,7 +37,7 @@ def _check_folder(root: str, folder: str, root_facts: os.stat_result) -> Iterato
     except FileNotFoundError:
         yield finding("folder-missing", folder, f"there is no folder {folder}/", repairable=True)
         return
-    except NotADirectoryError:  # what is above it is reported
+    except (NotADirectoryError, PermissionError):  # what is above it is reported
         return
     if stat.S_ISLNK(facts.st_mode):
         yield finding("folder-unfit", folder, f"{folder} is a link, not a folder")
@@ -44,6 +47,9 @@ def _check_folder(root: str, folder: str, root_facts: os.stat_result) -> Iterato
         yield finding("folder-unfit", folder, f"{folder}/ is on another filesystem than the root")
     elif facts.st_uid != root_facts.st_uid:
         yield finding("owner-foreign", folder, f"{folder}/ belongs to uid {facts.st_uid}")
+    elif facts.st_mode & 0o700 != 0o700:
+        what = f"{folder}/ is closed to its owner: its mode is {stat.S_IMODE(facts.st_mode):04o}"
+        yield finding("folder-closed", folder, what)
     elif facts.st_mode & 0o077:
         what = f"{folder}/ has the mode {stat.S_IMODE(facts.st_mode):04o}"
         yield finding("folder-wide", folder, what, repairable=facts.st_uid == os.geteuid())

@@ -8,6 +8,7 @@ leased      whether somebody holds a stream's lease
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -35,18 +36,22 @@ FOLDERS = {  # attribute of a mount -> folder below the root
     "dossiers": layout.DOSSIERS,
 }
 LEASE_SUFFIX = ".drain.lease"
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST_LEASE = 4096
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # missing, a file, a link: `foundation` says so
 
 
 class Look(Mount):
-    """The folders of a root that are there, opened for looking. Raises `BackendUnavailable` when there is no root."""
+    """The folders of a root that are there, opened for looking. `closed`: those we may not open, and why.
+
+    Raises `BackendUnavailable` when there is no root, or the system cannot open a folder now.
+    """
 
     def __init__(self, root: str | os.PathLike[str], *, max_job_bytes: int, patience: float) -> None:
         path = os.path.realpath(os.fspath(root))
         if not os.path.isdir(path):
             raise BackendUnavailable(f"there is no queue at {path}")
         self.stuck: dict[str, BackendUnavailable] = {}
+        self.closed: dict[str, str] = {}
         super().__init__(
             path,
             ops=FileOps(),
@@ -60,8 +65,13 @@ class Look(Mount):
         """Open what is there and is a folder; make nothing."""
         for attribute, folder in FOLDERS.items():
             if attribute not in self.__dict__:
-                with contextlib.suppress(OSError):  # missing, or no folder: `foundation` says so
-                    setattr(self, attribute, os.open(os.path.join(self.root, folder), _FOLDER_FLAGS))
+                try:
+                    setattr(self, attribute, self.ops.open_folder(os.path.join(self.root, folder)))
+                except PermissionError as error:
+                    self.closed[folder] = error.strerror or str(error)
+                except OSError as error:
+                    if error.errno not in _NO_FOLDER:
+                        raise BackendUnavailable(f"cannot open {folder}/: {error.strerror}") from error
 
     def _sweep(self) -> None:
         """Leave tmp/ as it is."""
