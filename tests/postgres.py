@@ -209,6 +209,7 @@ def unprivileged(folder: Path) -> dict[str, Any]:
         return {}
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    folder.chmod(0o711)  # root's tests run pools as other users, who need the socket; it trusts everyone, as nobody
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 

@@ -82,9 +82,10 @@ def test_a_database_goes_though_a_client_is_connected(postgres_server: Server) -
     assert query(postgres_server.url(), "SELECT datname FROM pg_database WHERE datname = 'left'") == []
 
 
-def test_nobody_else_can_reach_it(postgres_server: Server) -> None:
+def test_it_is_on_no_network_and_only_root_shares_it(postgres_server: Server) -> None:
     assert query(postgres_server.url(), "SHOW listen_addresses") == [("",)]
-    assert postgres_server.folder.stat().st_mode & 0o077 == 0
+    shared_with_others = postgres_server.folder.stat().st_mode & 0o077
+    assert shared_with_others == (0o011 if os.geteuid() == 0 else 0)
 
 
 def test_a_server_that_ends_and_starts_again_keeps_its_data(own_postgres: Callable[..., Server]) -> None:
