@@ -49,30 +49,38 @@ def prune_command(ctx: click.Context, *, source: Source, older_than: str, at_onc
     config = source.load()
     folder = store_folder(config)
     cost = None if folder is None or at_once else CreationCost(folder)
+    removed = 0
     with open_queue(config) as queue, noting_interrupt() as interrupted:
-        with _progress() as tell:
-            removed = _prune(queue, age, cost, interrupted, tell)
+        try:
+            with _progress() as tell:
+                for count in _portions(queue, age, cost, interrupted):
+                    removed += count
+                    tell(removed)
+        except BaseException:
+            click.echo(f"{words.number(removed, 'job')} removed, or a few more", err=True)
+            raise
         if interrupted():
             click.echo(f"interrupted: {words.number(removed, 'job')} removed; run it again to go on", err=True)
             ctx.exit(INTERRUPTED)
     click.echo(f"{words.number(removed, 'job')} removed")
 
 
-def _prune(queue: QueueKit, age: float, cost: CreationCost | None, interrupted: Callable[[], bool], tell: Tell) -> int:
-    """Remove portion after portion; the first is small, and each that does no harm makes the next one larger."""
-    removed, portion = 0, _FIRST_PORTION
+def _portions(queue: QueueKit, age: float, cost: CreationCost | None, interrupted: Callable[[], bool]) -> Iterator[int]:
+    """Remove portion after portion, and tell of how many jobs each was.
+
+    The first one is small, and each that does no harm makes the next one larger.
+    """
+    portion = _FIRST_PORTION
     while not interrupted():
         if cost is not None and cost.has_risen():
             portion = _FIRST_PORTION
             _rest(interrupted)
             continue
         count = queue.backend.prune(age, limit=portion)
-        removed += count
         if not count:
-            break
-        tell(removed)
+            return
+        yield count
         portion = min(_LARGEST_PORTION, portion + _FIRST_PORTION)
-    return removed
 
 
 def _rest(interrupted: Callable[[], bool]) -> None:
