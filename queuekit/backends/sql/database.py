@@ -114,11 +114,14 @@ class Database(abc.ABC):
         if self._closed:
             raise BackendUnavailable("it is closed")
         attempt = functools.partial(self._attempt, work, write)
+        began = time.monotonic()
         try:
             try:
                 return attempt()
             except Again:
-                return self._patiently(attempt)
+                if time.monotonic() - began >= self.patience:
+                    raise
+                return self._patiently(attempt, began)
         except Failed as failed:
             raise failure(failed.sentence) from failed.__cause__
 
@@ -194,11 +197,11 @@ class Database(abc.ABC):
             self._reach.succeeded()
             return value
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def _patiently(self, attempt: Callable[[], T], began: float) -> T:
         retrying = Retrying(
             retry=retry_if_exception_type(Again),
             wait=_RETRY_PAUSE,
-            stop=stop_before_delay(self.patience),
+            stop=stop_before_delay(began + self.patience - time.monotonic()),
             reraise=True,
         )
         return retrying(attempt)
@@ -354,12 +357,12 @@ class Reach:
 
     def lost(self, opened: float) -> None:
         """A connection broke. The first time the next one is tried at once."""
-        if opened > self._last:
+        if opened >= self._last:
             self._count(0.0 if self._failures == 0 else self._pause(), "the connection was lost")
 
     def refused(self, began: float, reason: str) -> None:
         """Connecting failed."""
-        if began > self._last:
+        if began >= self._last:
             self._count(self._pause(), reason)
 
     def succeeded(self) -> None:

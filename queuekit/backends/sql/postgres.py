@@ -76,14 +76,28 @@ class PostgresDatabase(Database):
         """One NOTIFY, committed when this returns."""
         if not streams or self._closed:
             return
+        payload, began = _payload(streams), time.monotonic()
         try:
-            with self._in_use() as held:
-                try:
-                    _ring(held.driver, _payload(streams))
-                finally:
-                    held.broken = held.broken or held.driver.closed
+            if not self._ring(payload) and time.monotonic() - began < self.patience:
+                self._ring(payload)
         except (psycopg.Error, Failed) as error:
             log.debug("%s: a wake was lost: %s", self.name, error)
+
+    def _ring(self, payload: str) -> bool:
+        """False when an older connection turned out to be lost: then it is worth another try."""
+        with self._in_use() as held:
+            try:
+                _ring(held.driver, payload)
+            except psycopg.OperationalError:
+                if not held.driver.closed:
+                    raise
+                held.broken = True
+                self._reach.lost(held.opened)
+                if held.fresh:
+                    raise
+                return False
+            held.fresh = False
+            return True
 
     def notify_within(self, connection: sqlalchemy.Connection, streams: Collection[str]) -> None:
         """One NOTIFY that goes out with the commit of `connection`."""

@@ -221,6 +221,9 @@ class SqliteDatabase(Database):
         return ""
 
     def _make(self) -> None:
+        for left in (f"{self.path}-wal", f"{self.path}-journal"):
+            if os.path.lexists(left):
+                raise BackendUnavailable(f"{left} is of a database that is gone: restore that, or remove what is left")
         temporary = f"{self.path}.{os.urandom(8).hex()}.tmp"
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
