@@ -97,6 +97,7 @@ class PostgresDatabase(Database):
                     raise
                 return False
             held.fresh = False
+            self._reach.succeeded()
             return True
 
     def notify_within(self, connection: sqlalchemy.Connection, streams: Collection[str]) -> None:
