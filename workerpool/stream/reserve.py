@@ -17,11 +17,12 @@ import logging
 import os
 import stat
 
+from queuekit.backends.maildir import layout
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import Desk
 
 BYTES = 2**20
-NAME = "reserve"
+NAME = os.path.basename(layout.RESERVE)
 _LEAST_ROOM = 2 * BYTES
 _LEAST_FILES = 16
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -48,14 +49,18 @@ class Reserve:
         self._check_room()
         fd = os.open(self._path, _FLAGS, 0o600)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EEXIST, "it is no regular file", self._path)
+            self._fill(fd)
+        finally:
+            os.close(fd)
+
+    def _fill(self, fd: int) -> None:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EEXIST, "it is no regular file", self._path)
+        try:
             _allocate(fd)
         except OSError:
             self.give_up()
             raise
-        finally:
-            os.close(fd)
 
     def give_up(self) -> bool:
         """Remove it; whether there was something to remove. Raises `OSError` when it cannot be removed."""
@@ -114,13 +119,14 @@ class FullDisk:
         """
         if not means_full(error):
             return False
-        if not self._desk.full:
-            self._desk.full = True
+        news, self._desk.full = not self._desk.full, True
+        if news:
             _log.error("the disk is full: nothing is claimed until there is room; what has ended is kept")
         try:
             given = self._reserve.give_up()
         except OSError as failure:
-            _log.error("the reserve cannot be given up: %s", failure)
+            if news:
+                _log.error("the reserve cannot be given up: %s", failure)
             return False
         if given:
             _log.warning("the reserve was given up, so that what has ended can be written")

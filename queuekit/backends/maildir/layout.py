@@ -19,6 +19,7 @@ from queuekit.job import Job
 TMP, NEW, CUR, DONE, CLAIM, LATER, PRIVATE = "tmp", "new", "cur", "done", "claim", "later", ".workerpool"
 SHARED_FOLDERS = (TMP, NEW, CUR, DONE, CLAIM)
 INTENTS, DOSSIERS = f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
+RESERVE = f"{PRIVATE}/reserve"  # a file that a pool keeps to have some room when the disk is full
 
 MAX_FILE_NAME = 255
 MAX_JOB_NAME = 222  # a newer port's claim name is 33 bytes longer, and a file name holds 255

@@ -29,6 +29,7 @@ def check(root: str, closed: Mapping[str, str]) -> Iterator[Finding]:
             yield finding("folder-closed", folder, f"{folder}/ cannot be opened: {closed[folder]}")
         else:
             yield from _check_folder(root, folder, facts)
+    yield from _check_reserve(root)
 
 
 def _check_folder(root: str, folder: str, root_facts: os.stat_result) -> Iterator[Finding]:
@@ -53,3 +54,13 @@ def _check_folder(root: str, folder: str, root_facts: os.stat_result) -> Iterato
     elif facts.st_mode & 0o077:
         what = f"{folder}/ has the mode {stat.S_IMODE(facts.st_mode):04o}"
         yield finding("folder-wide", folder, what, repairable=facts.st_uid == os.geteuid())
+
+
+def _check_reserve(root: str) -> Iterator[Finding]:
+    """It may be missing: it was given up, or there was no room for it."""
+    try:
+        facts = os.stat(os.path.join(root, layout.RESERVE), follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    if not stat.S_ISREG(facts.st_mode):
+        yield finding("not-regular", layout.RESERVE, "it is no regular file: no room is kept for when the disk is full")
