@@ -63,6 +63,7 @@ class Estate:
         """`streams`: keys of each `[streams.NAME]`, `handler` defaults to `acting:act`. `tables`: the other tables."""
         self.folder = folder
         self.root = folder / "spool"
+        self.url = f"dir:{self.root}"
         self.history = folder / "history"
         self.history.touch()
         self.config = folder / "config.toml"
@@ -75,7 +76,7 @@ class Estate:
     def configure(self, streams: Mapping[str, Mapping[str, Any]], **tables: Mapping[str, Any]) -> None:
         """Write the config, again for a reload."""
         values = {
-            "store": {"url": f"dir:{self.root}"},
+            "store": {"url": self.url},
             "handlers": {"path": [str(_HERE), str(self.folder)]},
             "lease": {"ttl": "2s"},
             "watch": {"scan": "5s"},
@@ -115,8 +116,13 @@ class Estate:
     def queue(self) -> QueueKit:
         """The root, as a producer has it."""
         if self._queue is None:
-            self._queue = QueueKit(str(self.root))
+            self._queue = QueueKit.open(self.url)
         return self._queue
+
+    @property
+    def boards(self) -> str:
+        """The folder that the boards of its pools are in."""
+        return str(self.root / ".workerpool")
 
     def send(self, stream: str = "encode", **told: Any) -> str:
         """Send one job whose payload says what its handler is to do; returns its id."""
@@ -315,7 +321,7 @@ class Pool:
 
     def rows(self) -> list[RowView]:
         """Its board's rows; none before there is one."""
-        for path, _ in find_boards(str(self.estate.root / ".workerpool")):
+        for path, _ in find_boards(self.estate.boards):
             board = Board.attach(path)
             try:
                 if board.header.pid == self.pid:

@@ -1,0 +1,176 @@
+"""A pool on a database: what it does on a folder, it does there, too. Each test runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from databases import DatabaseEstate
+from pool import Estate, Pool, until
+
+from queuekit.job import Delivery
+
+FOUR = ("encode", "link", "mail", "thumb")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def make_estate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Estate]]:
+    """Make an estate whose queue is in a database."""
+    url = f"sqlite:{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with ExitStack() as stack:
+
+        def make(streams: dict[str, dict[str, Any]] | None = None, **tables: Any) -> Estate:
+            return stack.enter_context(DatabaseEstate(tmp_path, url, streams or {"encode": {}}, **tables))
+
+        yield make
+
+
+def test_every_job_of_four_streams_is_handled_exactly_once(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({name: {"workers": 2} for name in FOUR})
+    sent = estate.send_many(400, FOUR)
+    pool = estate.run("--burst", patience=60)
+    assert pool.code == 0
+    assert {job: len(runs) for job, runs in estate.runs().items()} == dict.fromkeys(sent, 1)
+    estate.check_settled(sent)
+
+
+def test_a_job_that_is_sent_while_the_pool_is_idle_is_run(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate()
+    pool = estate.start()
+    until(pool.is_working(), "the pool")
+    for _ in range(3):
+        job = estate.send(do="nothing")
+        until(estate.finished(job), "its end")
+    assert pool.stop() == 0
+
+
+def test_a_failing_job_is_tried_again_and_then_blocked_with_its_record(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"retries": 2}})
+    job = estate.send(do="raise")
+    pool = estate.run("--burst")
+    assert pool.code == 6
+    assert len(estate.runs()[job]) == 3
+    assert estate.status_of(job) == "blocked"
+    assert estate.dossier(job)["error"]
+
+
+def test_a_worker_that_dies_charges_its_job_and_the_stream_goes_on(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"workers": 1}})
+    bad, good = estate.send(do="be killed"), estate.send(do="nothing")
+    pool = estate.run("--burst")
+    assert pool.code == 6
+    assert (estate.status_of(bad), estate.status_of(good)) == ("blocked", "done")
+    assert len(estate.runs()[bad]) == 2
+
+
+def test_a_killed_stream_process_is_followed_at_once_and_only_what_ran_is_charged(
+    make_estate: Callable[..., Estate],
+) -> None:
+    estate = make_estate({"encode": {"workers": 1}}, lease={"ttl": "60s"})
+    pool = estate.start()
+    gate = estate.folder / "gate"
+    running = estate.send(do="wait", file=str(gate))
+    until(estate.started(running), "the run")
+    waiting = estate.send_many(5)
+    gate.touch()
+    estate.kill(pool.stream_pid())
+    until(estate.finished(running, *waiting), "the ends")
+    assert all(len(estate.runs()[job]) == 1 for job in waiting)
+    assert pool.stop() == 0
+    estate.check_settled([running, *waiting])
+
+
+def test_jobs_survive_kills_of_every_kind_of_process(make_estate: Callable[..., Estate], dice: Random) -> None:
+    estate = make_estate({name: {"workers": 2, "max_crashes": 100} for name in FOUR})
+    sent = estate.send_many(400, FOUR, do="sleep", seconds=0.005)
+    pool = estate.start("--burst")
+    for _ in range(8):
+        until(lambda pool=pool: pool.code is not None or pool.is_working(*FOUR)(), "the pool")
+        if pool.code is None:
+            estate.kill(_victim(pool, dice))
+        if pool.code is not None or pool.process.poll() is not None:
+            pool = estate.start("--burst")
+    if pool.wait(60) not in {0, 6}:
+        pool = estate.run("--burst", patience=60)
+    assert pool.code == 0
+    estate.check_settled(sent)
+    estate.check_repeats()
+
+
+def _victim(pool: Pool, dice: Random) -> int:
+    kind, stream = dice.choice(["master", "stream", "worker", "worker"]), dice.choice(FOUR)
+    if kind == "master":
+        return pool.pid
+    return pool.stream_pid(stream) if kind == "stream" else pool.worker_pid(stream)
+
+
+def test_the_other_pool_goes_on_when_the_holder_is_killed(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"workers": 1}}, lease={"ttl": "60s"})
+    first = estate.start()
+    until(first.is_working(), "the first pool")
+    second = estate.start()
+    until(lambda: (row := second.row()) is not None and row.lease == "standby", "the second pool's standing by")
+    first.signal_tree(signal.SIGKILL)
+    job = estate.send(do="nothing")
+    until(estate.finished(job), "its end", patience=10)
+    assert second.stop() == 0
+
+
+def test_a_stopped_pool_gives_back_what_it_had_not_started(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"workers": 1}})
+    gate = estate.folder / "gate"
+    running = estate.send(do="wait", file=str(gate))
+    rest = estate.send_many(5)
+    pool = estate.start()
+    until(estate.started(running), "the run")
+    pool.tell(signal.SIGTERM)
+    until(lambda: (row := pool.row()) is not None and row.state == "stopping", "the stream's stopping")
+    gate.touch()
+    assert pool.wait() == 0
+    assert estate.check([running, *rest]) == {"done": 1, "new": 5}
+
+
+def test_while_somebody_holds_the_write_lock_nothing_is_lost_or_burnt(tmp_path: Path) -> None:
+    """C22, in short: an outside process holds the lock of an SQLite store; no attempt is burnt, nothing runs twice."""
+    with DatabaseEstate(tmp_path, f"sqlite:{tmp_path}/jobs.db", {"encode": {"workers": 2}}) as estate:
+        sent = estate.send_many(30, do="sleep", seconds=0.02)
+        pool = estate.start("--burst")
+        until(estate.runs, "the first run")
+        for _ in range(3):
+            _hold_write_lock(tmp_path / "jobs.db", 1.5)
+        assert pool.wait(60) == 0
+        assert {job: len(runs) for job, runs in estate.runs().items()} == dict.fromkeys(sent, 1)
+        assert {Delivery.of(job).attempt for job in estate.queue.completed()} == {0}
+        estate.check_settled(sent)
+
+
+def _hold_write_lock(path: Path, seconds: float) -> None:
+    holder = sqlite3.connect(path, timeout=10, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    threading.Event().wait(seconds)
+    holder.rollback()
+    holder.close()
+
+
+def test_a_server_that_restarts_interrupts_nobody_for_long(own_postgres: Callable[..., Any], tmp_path: Path) -> None:
+    server = own_postgres()
+    with DatabaseEstate(tmp_path, server.url(), {"encode": {"workers": 2}}) as estate:
+        sent = estate.send_many(60, do="sleep", seconds=0.02)
+        pool = estate.start()
+        until(lambda: len(estate.runs()) > 5, "the first runs")
+        for mode in ("fast", "immediate"):
+            server.stop(mode)
+            server.start()
+        until(estate.finished(*sent), "the ends", patience=60)
+        late = estate.send(do="nothing")
+        until(estate.finished(late), "one sent after the restart", patience=20)
+        assert pool.stop() == 0
+        assert {Delivery.of(job).attempt for job in estate.queue.completed()} == {0}
+        assert {job: len(runs) for job, runs in estate.runs().items()} == dict.fromkeys([*sent, late], 1)
