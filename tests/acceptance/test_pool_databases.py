@@ -127,9 +127,9 @@ def test_a_stopped_pool_gives_back_what_it_had_not_started(make_estate: Callable
     estate = make_estate({"encode": {"workers": 1}})
     gate = estate.folder / "gate"
     running = estate.send(do="wait", file=str(gate))
-    rest = estate.send_many(5)
     pool = estate.start()
     until(estate.started(running), "the run")
+    rest = estate.send_many(5)
     pool.tell(signal.SIGTERM)
     until(lambda: (row := pool.row()) is not None and row.state == "stopping", "the stream's stopping")
     gate.touch()
