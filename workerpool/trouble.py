@@ -53,4 +53,4 @@ class Trouble:
 def _kind(error: Exception) -> str:
     """What makes two errors the same trouble: the system's reason, whatever file it was met at; else the text."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    return f"{type(error).__name__} {cause.errno}" if isinstance(cause, OSError) else str(error)
+    return f"errno {cause.errno}" if isinstance(cause, OSError) else str(error)

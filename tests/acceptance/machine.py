@@ -79,12 +79,12 @@ def _is_traced(pid: int) -> bool:
 
 
 @contextmanager
-def no_more_descriptors(pid: int) -> Iterator[None]:
-    """The process can open nothing meanwhile; what it has open it keeps."""
+def no_more_descriptors(pid: int, left: int = 0) -> Iterator[None]:
+    """The process can open no more than `left` files at a time meanwhile; what it has open it keeps."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-    first_free = next(number for number in itertools.count() if number not in taken)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, hard))
+    free = (number for number in itertools.count() if number not in taken)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(itertools.islice(free, left, None)), hard))
     try:
         yield
     finally:

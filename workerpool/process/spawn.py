@@ -20,6 +20,7 @@ Fork only from a single-threaded process: a lock held by another thread stays lo
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import sys
@@ -138,11 +139,20 @@ def _park_descriptors(keep: Collection[int], and_stdin: bool) -> None:
     try:
         for fd in _open_descriptors():
             if fd > 2 and fd != nothing and fd not in keep:
-                os.dup2(nothing, fd, inheritable=False)
+                _park(fd, nothing)
         if and_stdin:
             os.dup2(nothing, 0)
     finally:
         os.close(nothing)
+
+
+def _park(fd: int, nothing: int) -> None:
+    try:
+        os.dup2(nothing, fd, inheritable=False)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        os.close(fd)  # above a limit that was lowered since: nothing can be put there, now or by mistake
 
 
 def _open_descriptors() -> list[int]:

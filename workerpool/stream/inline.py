@@ -32,6 +32,10 @@ from workerpool.worker.run import Limits, WorkItem, run_batch, run_job
 _log = logging.getLogger("workerpool.stream")
 
 
+class _NoThread(Exception):
+    """The system has no room for a thread now."""
+
+
 class Inline:
     """What `Crew` is, with one worker that is this very process.
 
@@ -60,18 +64,20 @@ class Inline:
         self._said: list[Message] = []
         self._ended: int | None = None
         self._claims = 0
+        self._beating = Trouble("running a job beside a heartbeat", _log)
 
     def __len__(self) -> int:
         return 0 if self._slot is None else 1
 
     @property
     def pending(self) -> bool:
-        """Whether a unit waits to be run, or something waits to be said."""
-        return bool(self._units or self._said or self._ended is not None)
+        """Whether a unit can be run, or something waits to be said."""
+        can_run = bool(self._units) and not self._beating.blocks(time.monotonic())
+        return bool(can_run or self._said or self._ended is not None)
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
-        """Nothing here waits for a time."""
-        return None
+        """When to try again to run a unit that could not be run: the system had no room for a thread."""
+        return self._beating.until if self._units and self._beating.lasts else None
 
     def last_lines(self, slot: Slot) -> str:  # noqa: ARG002
         """The standard error of the handler is this process's own."""
@@ -102,18 +108,31 @@ class Inline:
         said, self._said = self._said, []
         yield from ((slot, message) for message in said)
         if self._units and self._handler is not None and self._config is not None:
-            unit, lease = self._units.popleft()
-            yield from ((slot, message) for message in self._run(self._handler, self._config, unit, lease))
+            yield from ((slot, message) for message in self._run_next(self._handler, self._config))
+
+    def _run_next(self, handler: Handler, config: StreamConfig) -> list[Message]:
+        """Run one unit beside a heartbeat; without one it waits, for its lease would be lost."""
+        now = time.monotonic()
+        if self._beating.blocks(now):
+            return []
+        unit, lease = self._units[0]
+        try:
+            with self._heartbeats(lease):
+                self._beating.over(now)
+                self._units.popleft()
+                return self._run(handler, config, unit, lease)
+        except _NoThread as error:
+            self._beating.met(error, now)
+            return []
 
     def _run(self, handler: Handler, config: StreamConfig, unit: Unit, lease: Lease) -> list[Message]:
         limits = Limits(soft=config.soft_timeout, hard=config.timeout)
         items = [self._item(claimed, lease) for claimed in unit.claims]
         self._row.start_batch(unit.job_ids) if config.batch_size > 1 else self._row.start_job(unit.job_ids[0])
-        with self._heartbeats(lease):
-            if config.batch_size > 1:
-                results = run_batch(handler, items, self._surroundings, limits)
-            else:
-                results = [run_job(handler, items[0], self._surroundings, limits)]
+        if config.batch_size > 1:
+            results = run_batch(handler, items, self._surroundings, limits)
+        else:
+            results = [run_job(handler, items[0], self._surroundings, limits)]
         done = sum(result.kind is ResultKind.SUCCESS for result in results)
         self._row.end_job(done=done, failed=len(results) - done)
         return [Out(job_id, result) for job_id, result in zip(unit.job_ids, results, strict=True)]
@@ -142,7 +161,10 @@ class Inline:
                     trouble.over(time.monotonic())
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise _NoThread(str(error)) from error
         try:
             yield
         finally:
