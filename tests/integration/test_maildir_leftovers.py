@@ -12,7 +12,7 @@ import pytest
 from queuekit.backends.maildir import claims, layout
 from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.backends.maildir.fsck import examine, repair
-from queuekit.errors import JobNotFound, QueueError, WriteFailed
+from queuekit.errors import BackendUnavailable, JobNotFound, QueueError, WriteFailed
 from queuekit.facade import QueueKit
 from queuekit.job import Delivery, Job
 from queuekit.lease import DrainLease
@@ -296,6 +296,36 @@ def test_one_job_that_cannot_be_pruned_keeps_no_other_from_it(
     with pytest.raises(QueueError, match=os.strerror(errno.EIO)):
         queue.prune(-60.0, stream=STREAM, lease=lease)
     assert sorted(os.listdir(root / "done")) == [layout.job_filename(first), "a.signal"]
+
+
+# -- bringing home past what cannot be read
+
+
+def test_one_job_in_flight_that_the_disk_does_not_give_keeps_no_other_from_coming_home(
+    root: Path, queue: FilesystemBackend, lease: DrainLease, ops: FaultyOps, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A take-over reclaims first of all: one bad sector would keep the whole stream from being worked."""
+    first, second = make_job("a"), make_job("b")
+    queue.write_batch([first, second])
+    queue.drain_available(STREAM, lease=lease)
+    deny(ops)(root / "cur" / layout.job_filename(first))
+    assert queue.reclaim_in_flight(STREAM, lease=lease) == 1
+    assert os.listdir(root / "new") == [layout.job_filename(second)]
+    assert os.listdir(root / "cur") == [layout.job_filename(first)]
+    assert os.strerror(errno.EIO) in caplog.text
+    del ops.read
+    assert queue.rescue_strays(STREAM, lease=lease) == 1
+
+
+def test_without_descriptors_nothing_is_passed_over(
+    root: Path, queue: FilesystemBackend, lease: DrainLease, ops: FaultyOps
+) -> None:
+    job = make_job("a")
+    queue.write(job)
+    queue.drain_available(STREAM, lease=lease)
+    deny(ops, errno.EMFILE)(root / "cur" / layout.job_filename(job))
+    with pytest.raises(BackendUnavailable):
+        queue.reclaim_in_flight(STREAM, lease=lease)
 
 
 # -- quarantine, cut off

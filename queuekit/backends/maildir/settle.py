@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from queuekit.backends.maildir.mount import Mount, as_write_failed
 from queuekit.backends.maildir.ownership import Ownership
 from queuekit.completion import Completion, SignalFile
 from queuekit.contract import Lease
-from queuekit.errors import DecodingFailed, JobNotFound, LeaseLost, WriteFailed
+from queuekit.errors import BackendUnavailable, DecodingFailed, JobNotFound, LeaseLost, WriteFailed
 from queuekit.ids import JobID, SessionID, check_identifier
 from queuekit.job import Claimed, Delivery, Job
 from queuekit.status import ObservationStatus, check_terminal
@@ -324,12 +325,15 @@ class Settler:
         return self.rescue(stream, lease)
 
     def rescue(self, stream: str, lease: Lease | None) -> list[str]:
-        """What is in flight and not claimed by this instance goes back to new/; returns the names."""
+        """What is in flight and not claimed by this instance goes back to new/; returns the names.
+
+        A file that the disk does not give is said, and keeps no other from it: the next call tries again.
+        """
         mount = self._mount
         moved: list[str] = []
         found = [(mount.claim, file, name) for file, name in self._claim_files()]
         found += [(mount.cur, name, name) for name in mount.names(mount.cur) if name not in self._claims]
-        mine = [each for each in sorted(found) if self._ownership.holds(each[0], each[1], stream, job_name=each[2])]
+        mine = [each for each in sorted(found) if self._is_to_rescue(*each, stream)]
         if mine and lease is None:
             time.sleep(_TICK_SECONDS)  # a receipt taken before must not fit a claim made afterwards
         with as_write_failed(f"jobs of stream {stream}"):
@@ -340,6 +344,15 @@ class Settler:
                     mount.move_over(folder, file, mount.new, name)
                     moved.append(name)
         return moved
+
+    def _is_to_rescue(self, folder: int, file: str, name: str, stream: str) -> bool:
+        try:
+            return self._ownership.holds(folder, file, stream, job_name=name)
+        except BackendUnavailable as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
+                raise
+            _log.error("a job in flight stays where it is, the disk does not give it: %s", error)
+            return False
 
     def _claim_files(self) -> Iterator[tuple[str, str]]:
         for file in self._mount.names(self._mount.claim):
