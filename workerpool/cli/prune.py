@@ -1,7 +1,8 @@
 """`prune`: removing the records of jobs that ended long ago, in portions, beside whoever else uses the store.
 
 On some filesystems making a file becomes slow after many were removed (see `queuekit.backends.maildir.creation`). So it
-looks before each portion, and rests while that is so: a store is for those who send, and records can wait.
+looks before each portion, rests while that is so, and goes slowly from then on: a store is for those who send, and
+records can wait.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from workerpool.locations import store_folder
 from workerpool.units import parse_duration
 
 _FIRST_PORTION, _LARGEST_PORTION = 100, 5000
-_REST_SECONDS = 2.0
+_REST_SECONDS = 8.0
 _LINE_SECONDS = 2.0
 _NAP_SECONDS = 0.1
 
@@ -80,7 +81,10 @@ def _portions(queue: QueueKit, age: float, cost: CreationCost | None, interrupte
         if not count:
             return
         yield count
-        portion = min(_LARGEST_PORTION, portion + _FIRST_PORTION)
+        if cost is not None and cost.rises:
+            _rest(interrupted)
+        else:
+            portion = min(_LARGEST_PORTION, portion + _FIRST_PORTION)
 
 
 def _rest(interrupted: Callable[[], bool]) -> None:

@@ -3,7 +3,7 @@
 The slow look finds what no event announced, what a late claim of the last holder stranded, and retries that were cut
 off. It comes with the heartbeat before it is due: an idle process is not woken for it alone. Records are removed in
 small portions while nothing is to be done, and the time for that stays a small share; where it makes the sending of
-jobs slow (see `queuekit.backends.maildir.creation`), it rests until that is over.
+jobs slow (see `queuekit.backends.maildir.creation`), it rests until that is over, and between portions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workerpool.trouble import Trouble
 _EARLY_SHARE = 5
 _PRUNED_AT_ONCE = 100
 _PRUNE_SHARE = 20
-_PRUNE_SOON, _PRUNE_REST, _PRUNE_LATER = 0.2, 5.0, 60.0
+_PRUNE_SOON, _PRUNE_REST, _PRUNE_LATER = 0.2, 8.0, 60.0
 _BLOCKED = (ObservationStatus.BLOCKED,)
 _NOT_BLOCKED = tuple(each for each in ObservationStatus if each.is_terminal and each is not ObservationStatus.BLOCKED)
 _log = logging.getLogger("workerpool.stream")
@@ -115,7 +115,8 @@ class Housekeeping:
             pruned = 0
         else:
             self._pruning.over(now)
-        wait = _PRUNE_SOON if pruned >= _PRUNED_AT_ONCE else _PRUNE_LATER
+        soon = _PRUNE_REST if self._cost is not None and self._cost.rises else _PRUNE_SOON
+        wait = soon if pruned >= _PRUNED_AT_ONCE else _PRUNE_LATER
         self._prune_at = now + max(wait, _PRUNE_SHARE * (self._clock() - begun))
 
     def _prune_a_portion(self) -> int:

@@ -64,6 +64,18 @@ def test_a_file_that_had_to_wait_for_somebody_is_no_sign(root: str) -> None:
     assert [cost.has_risen() for _ in range(2)] == [False, False]
 
 
+@pytest.mark.parametrize(
+    ("costs", "rises"), [((50, 400, 60, 400), False), ((50, 400, 400), True), ((50, 400, 400, 50), True)]
+)
+def test_a_disk_is_known_as_one_that_becomes_slow_when_two_looks_have_seen_it(
+    root: str, costs: tuple[float, ...], rises: bool
+) -> None:
+    cost = CreationCost(root, clock=Disk(*(each for each in costs for _ in range(3))))
+    for _ in costs:
+        cost.has_risen()
+    assert cost.rises is rises
+
+
 def test_nothing_is_left_behind(root: str) -> None:
     assert not CreationCost(root).has_risen()
     assert os.listdir(os.path.join(root, "tmp")) == []

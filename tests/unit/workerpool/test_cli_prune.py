@@ -50,6 +50,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.queue.close()
 
 
+class SlowDisk:
+    """One on which making files was seen to become slow, and is not slow now."""
+
+    rises = True
+
+    def __init__(self, root: str) -> None: ...
+
+    def has_risen(self) -> bool:
+        return False
+
+
 @pytest.fixture(autouse=True)
 def harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine's disk does: removing does no harm unless a test says so."""
@@ -122,6 +133,18 @@ def test_portions_grow_while_they_do_no_harm_and_begin_anew_after_a_rest(
     assert store.run().stdout == "250 jobs removed\n"
     assert rests == [150, 150]
     assert asked == [100, 100, 200, 300]
+
+
+def test_where_making_files_becomes_slow_it_rests_after_each_portion(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[int] = []
+    monkeypatch.setattr(prune, "CreationCost", SlowDisk)
+    monkeypatch.setattr(prune, "_rest", lambda _: rests.append(store.left()))
+    asked = after_each_portion(monkeypatch, lambda: None)
+    assert store.run().stdout == "250 jobs removed\n"
+    assert rests == [150, 50, 0]
+    assert asked == [100] * 4
 
 
 def test_an_interrupt_ends_a_rest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
