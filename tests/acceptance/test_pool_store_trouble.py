@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pool import Estate, Pool, cpu_ticks, until
-
-from queuekit.job import Delivery
+from machine import MOST_CPU, check_untouched, endure
+from pool import Estate, until
 
 FOLDERS = (".", "tmp", "new", "cur", "done", "later", ".workerpool", ".workerpool/lease", ".workerpool/jobs")
 
@@ -31,23 +28,6 @@ def read_only(root: Path) -> Iterator[None]:
             folder.chmod(0o700)
 
 
-def endure(estate: Estate, pool: Pool, seconds: float) -> float:
-    """Let so many seconds pass; returns how much of one CPU the pool used meanwhile."""
-    pids = pool.tree()
-    before, begun = sum(map(cpu_ticks, pids)), time.monotonic()
-    until(lambda: time.monotonic() > begun + seconds, "the window", patience=seconds + 5)
-    used = (sum(map(cpu_ticks, pids)) - before) / os.sysconf("SC_CLK_TCK")
-    print(f"CPU while the store could not be written: {100 * used / seconds:.1f} %")
-    return used / seconds
-
-
-def check_untouched(estate: Estate, jobs: list[str]) -> None:
-    """Every job ran once, and none carries a failed run."""
-    assert {job: len(runs) for job, runs in estate.runs().items()} == dict.fromkeys(jobs, 1)
-    assert {Delivery.of(job).attempt for job in estate.queue.completed()} == {0}
-    estate.check_settled(jobs)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="CPU is read from /proc")
 def test_while_the_store_is_read_only_results_are_kept_and_nothing_spins(make_estate: Callable[..., Estate]) -> None:
     estate = make_estate({"encode": {"workers": 2}})
@@ -60,7 +40,7 @@ def test_while_the_store_is_read_only_results_are_kept_and_nothing_spins(make_es
     with read_only(estate.root):
         gate.touch()
         until(lambda: "settling jobs" in pool.log, "the trouble")
-        assert endure(estate, pool, 3) < 0.05
+        assert endure(pool, 3) < MOST_CPU
         assert {estate.status_of(job) for job in running} == {None}
         assert len(pool.log.splitlines()) < 20
     until(estate.finished(*running, *pending), "everything", patience=10)
@@ -137,7 +117,7 @@ def fill_and_free(estate: Estate) -> None:
         fill(ballast)
     gate.touch()
     until(lambda: "settling jobs" in pool.log, "the trouble")
-    assert endure(estate, pool, 10) < 0.05
+    assert endure(pool, 10) < MOST_CPU
     ballast.unlink()
     until(estate.finished(running, *pending), "everything", patience=10)
     assert pool.stop() == 0
