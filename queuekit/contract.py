@@ -351,3 +351,11 @@ class QueueBackend(abc.ABC):
 
 
 __all__ = ["JobID", "JobView", "Lease", "PutAside", "QueueBackend", "Tally", "Watcher"]
+    @abc.abstractmethod
+    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream have ended `blocked` and are kept, what was put aside included; no zeros.
+
+        For people who look often: of about `at_most` records it is told, those with a dossier first. Where more are
+        kept, a count may be too low, never too high. Raises `BackendUnavailable` when the store cannot be read.
+        """
+

@@ -10,6 +10,7 @@ Nothing survives the process. Jobs are copied on their way in and out: what a ca
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -434,6 +435,13 @@ class MemoryBackend(QueueBackend):
     def put_aside(self, typed: str) -> PutAside | None:  # noqa: ARG002  whatever is here was a job when it came
         """None: nothing here cannot be read."""
         return None
+    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream have ended `blocked`, of `at_most` records."""
+        with self._open() as store:
+            ended = [(job, store.signals.get(job.id)) for job in store.done.values()]
+            blocked = [job.stream_id for job, end in ended if end and end.status is ObservationStatus.BLOCKED]
+            return dict(collections.Counter(map(str, blocked[:at_most])))
+
 
     def streams(self) -> set[str]:
         """The streams of jobs that have not ended."""

@@ -255,6 +255,10 @@ class FilesystemBackend(QueueBackend):
 
     def ids_beginning(self, typed: str) -> list[str]:
         """The ids that begin so; by names only, unless a name does not tell its id."""
+    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream have ended `blocked`; see the contract."""
+        return self._listing.blocked_counts(at_most)
+
         return self._listing.ids_beginning(typed)
 
     def put_aside(self, typed: str) -> PutAside | None:

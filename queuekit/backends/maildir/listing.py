@@ -6,14 +6,17 @@ left out, unless a drain has put it aside in done/ for that (`PutAside`).
 
 from __future__ import annotations
 
+import collections
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.census import Census
 from queuekit.backends.maildir.mount import Mount
 from queuekit.backends.maildir.settle import Settler
+from queuekit.completion import SignalFile
 from queuekit.contract import JobView, PutAside
-from queuekit.errors import DecodingFailed
+from queuekit.errors import BackendUnavailable, DecodingFailed
 from queuekit.job import Job
 from queuekit.lifecycle import State
 from queuekit.status import ObservationStatus
@@ -27,6 +30,7 @@ _FOLDERS = {  # in the order of a job's life
     layout.DONE: State.DONE,
 }
 _SIGNAL_BYTES = 2**20
+_RECORDS_READ_SHARE = 10
 
 
 class Listing:
@@ -48,6 +52,25 @@ class Listing:
                     yield self._view(state, file, job)
                 elif job is None and state is State.DONE and (aside := self._put_aside(file)) is not None:
                     yield aside
+
+    def blocked_counts(self, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream ended `blocked`, as far as the first `at_most` records tell.
+
+        A folder is read up to there only, and a tenth of the records: whoever blocks a job leaves a dossier with it,
+        so those that have one come first.
+        """
+        names = self._first_names(self._mount.done, 2 * at_most)
+        dossiers = self._first_names(self._mount.dossiers, at_most)
+        counts = collections.Counter(
+            layout.clear_stream(name) or "" for name in names if f"{name}{layout.SIGNAL}" in names
+        )
+        ended = [name for name in names if layout.tail(name) is not None and f"{name}{layout.SIGNAL}" not in names]
+        ended.sort(key=lambda name: not _has_one(name, dossiers))
+        for name in ended[: max(1, at_most // _RECORDS_READ_SHARE)]:
+            stream, job_id = self._stated(name)
+            if job_id and _is_blocked(self._census.signal(job_id)):
+                counts[stream] += 1
+        return dict(counts)
 
     def ids_beginning(self, typed: str) -> list[str]:
         """The ids that begin so: at their names' word where that is clear, else as the file says."""
@@ -71,6 +94,21 @@ class Listing:
         found = [(file, name) for file in files if (name := _plain_name(folder, file)) is not None]
         found = [each for each in found if stream is None or layout.suggests(each[1], stream)]
         return sorted(found, reverse=folder == layout.DONE)
+
+    def _first_names(self, folder: int, at_most: int) -> set[str]:
+        """Names in a folder, some of them where there are more."""
+        try:
+            return {each.name for each in itertools.islice(self._mount.ops.entries(folder), at_most)}
+        except OSError as error:
+            raise BackendUnavailable(f"cannot list the jobs that have ended: {error.strerror}") from error
+
+    def _stated(self, name: str) -> tuple[str, str]:
+        """The stream and the id of a job in done/: at its name's word where that is clear; "" twice when it is gone."""
+        stream = layout.clear_stream(name)
+        if stream is not None:
+            return stream, name[-32:]
+        job = self._read(layout.DONE, name, name)
+        return (job.stream_id, job.id) if job is not None else ("", "")
 
     def _ids(self, folder: str, typed: str) -> Iterable[str]:
         for file in self._mount.names(self._fd(folder)):
@@ -125,3 +163,14 @@ def _plain_name(folder: str, file: str) -> str | None:
     elif folder == layout.CLAIM:
         name = layout.split_claim(file)
     return name if name is not None and layout.tail(name) is not None else None
+
+
+def _has_one(name: str, dossiers: Collection[str]) -> bool:
+    """Whether one of these may be the dossier of the job with this file name."""
+    rest = layout.tail(name) or ""
+    ids = (rest[place + 1 :] for place, letter in enumerate(rest) if letter == "-")
+    return any(layout.dossier_filename(job_id) in dossiers for job_id in ids)
+
+
+def _is_blocked(signal: SignalFile | None) -> bool:
+    return signal is not None and signal.status is ObservationStatus.BLOCKED

@@ -215,6 +215,10 @@ class PersistenceKitBackend(QueueBackend):
     def ids_beginning(self, typed: str) -> list[str]:
         """The ids that begin so."""
         return self._reader.ids_beginning(typed)
+    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream have ended `blocked`, of those that ended last."""
+        return self._reader.blocked_counts(at_most)
+
 
     def put_aside(self, typed: str) -> PutAside | None:
         """A row that ended because it holds no job."""

@@ -59,6 +59,22 @@ class Reader:
         wanted = sa.select(sa.func.count()).select_from(jobs).where(schema.is_status(STATUSES[state]), *_of(stream))
         return int(self._rows(wanted)[0][0])
 
+    def blocked_counts(self, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream ended `blocked`, among the `at_most` that ended last."""
+        last = (
+            sa.select(jobs.c.stream_id, jobs.c.signal_status)
+            .where(schema.is_status(schema.DONE))
+            .order_by(jobs.c.completed_at.desc())
+            .limit(at_most)
+            .subquery()
+        )
+        wanted = (
+            sa.select(last.c.stream_id, sa.func.count())
+            .where(last.c.signal_status == ObservationStatus.BLOCKED.value)
+            .group_by(last.c.stream_id)
+        )
+        return {str(stream): int(count) for stream, count in self._rows(wanted)}
+
     def streams(self) -> set[str]:
         """The streams of jobs that have not ended."""
         return {str(stream) for (stream,) in self._rows(sa.select(jobs.c.stream_id).where(_open_states()).distinct())}

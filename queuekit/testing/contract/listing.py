@@ -115,6 +115,29 @@ class ListingContract(Contract):
         with pytest.raises(BackendUnavailable):
             backend.ids_beginning("a")
 
+    def test_blocked_jobs_are_counted_for_each_stream(self, backend: QueueBackend) -> None:
+        """With and without a dossier, cancelled ones too; nothing that goes on or ended otherwise."""
+        backend.write_batch(
+            [make_job(f"{end}-{stream}", stream) for end in ("told", "bare", "well") for stream in "ab"]
+        )
+        for each in backend.drain_available():
+            end = DONE if each.job.id.startswith("well") else BLOCKED
+            backend.complete(each.job.id, end, dossier={"error": "no"} if each.job.id.startswith("told") else None)
+        long = make_job(stream="a-b")
+        backend.write_batch([make_job("cancelled", "b"), make_job("pending", "c"), long])
+        backend.cancel("cancelled")
+        backend.cancel(long.id)
+        assert backend.blocked_counts(at_most=1000) == {"a": 2, "b": 3, "a-b": 1}
+        backend.retry("told-a")
+        assert backend.blocked_counts(at_most=1000) == {"a": 1, "b": 3, "a-b": 1}
+
+    def test_a_count_of_blocked_jobs_may_be_too_low_never_too_high(self, backend: QueueBackend) -> None:
+        jobs = make_jobs(30)
+        backend.write_batch(jobs)
+        for each in backend.drain_available():
+            backend.complete(each.job.id, BLOCKED)
+        assert sum(backend.blocked_counts(at_most=10).values()) <= 10
+
     def test_ids_are_found_by_their_beginning_in_every_state(self, backend: QueueBackend) -> None:
         ids = [f"{digit}{'0' * 30}{last}" for digit in "ab" for last in "321"]
         ended, running, pending, later = ids[:4]
