@@ -27,7 +27,7 @@ from workerpool.master.loop import Master
 from workerpool.process import Channel
 from workerpool.reporting import Reports
 from workerpool.stream.process import Place, open_queue, stream_main
-from workerpool.stream.reserve import Reserve
+from workerpool.stream.reserve import Reserve, means_full
 from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
@@ -159,7 +159,9 @@ def _make_board(directory: str, rows: int, config: PoolConfig) -> Board:
     try:
         return Board.create(directory, rows, config.path or "")
     except OSError as error:
-        raise BackendUnavailable(f"cannot make the board in {directory}: {error.strerror}") from error
+        if not (means_full(error) and _gave_up_reserve(directory)):
+            raise BackendUnavailable(f"cannot make the board in {directory}: {error.strerror}") from error
+    return _make_board(directory, rows, config)
 
 
 def _try_store(config: PoolConfig) -> str:
@@ -175,6 +177,18 @@ def _make_reserve(directory: str) -> None:
         Reserve(directory).make()
     except OSError as error:
         _log.warning("no room is kept for when the disk is full: %s", error.strerror or error)
+
+
+def _gave_up_reserve(directory: str) -> bool:
+    """Whether there was a reserve to make room with, so that the pool can start."""
+    try:
+        given = Reserve(directory).give_up()
+    except OSError as error:
+        _log.error("the reserve cannot be given up: %s", error)
+        return False
+    if given:
+        _log.warning("the disk is full: the reserve was given up, so that the pool can start")
+    return given
 
 
 def _mention_strangers(config: PoolConfig, queue: QueueKit) -> None:

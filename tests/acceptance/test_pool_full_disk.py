@@ -122,3 +122,23 @@ def test_a_disk_without_room_for_a_reserve_is_worked_all_the_same(make_estate: C
             check_untouched(estate, jobs)
         finally:
             estate.close()
+
+
+def test_a_pool_starts_on_a_full_disk_by_the_reserve_of_the_last_one(estate: Estate) -> None:
+    with small_disk(estate.root):
+        try:
+            jobs = estate.send_many(5)
+            assert estate.run("--burst").code == 0
+            pending = estate.send_many(5)
+            assert is_made(estate)()
+            ballast = estate.root / "ballast"
+            fill(ballast)
+            pool = estate.start()
+            until(lambda: pool.row() is not None and pool.row().lease == "held", "the lease")
+            assert command(estate, "status").returncode == 0
+            ballast.unlink()
+            until(estate.finished(*pending), "everything", patience=10)
+            assert pool.stop() == 0
+            check_untouched(estate, [*jobs, *pending])
+        finally:
+            estate.close()
