@@ -294,6 +294,22 @@ def check_old_root(estate: Estate, old: Path, gate: Path, jobs: list[str]) -> No
     assert {estate.status_of(job) for job in jobs} == {"done"}
 
 
+def test_a_pool_that_stood_by_is_found_in_the_new_root_too(make_estate: Callable[..., Estate], tmp_path: Path) -> None:
+    """C74 with two pools: whichever works the new root, `status` finds it there."""
+    estate = make_estate()
+    first = estate.start()
+    until(first.is_working(), "the pool")
+    second = estate.start()
+    until(lambda: "standing by" in second.log, "the other pool")
+    estate.root.rename(tmp_path / "spool.old")
+    with QueueKit(str(estate.root)) as queue:
+        job = str(queue.submit("encode", b"{}"))
+    until(estate.finished(job), "the new root's job", patience=RECOVERY_SECONDS)
+    until(lambda: first.is_working()() or second.is_working()(), "the board of who works there", RECOVERY_SECONDS)
+    assert (first.stop(), second.stop()) == (0, 0)
+    estate.check_settled([job])
+
+
 def test_a_root_that_is_away_for_a_while_is_waited_for(make_estate: Callable[..., Estate], tmp_path: Path) -> None:
     """T17: nothing is given up, no run is repeated; it is said once that the root is gone, and that it is back."""
     estate = make_estate({"encode": {"workers": 2}})
