@@ -36,7 +36,7 @@ from typing import Any
 from queuekit.job import clip
 from workerpool.process.identity import boot_id, is_running, start_identity
 
-MAGIC = b"WPBOARD1"
+MAGIC = b"WPBOARD2"
 HEADER_BYTES = 4096
 ROW_BYTES = 2048
 MAX_BATCH_KNOWN = 64
@@ -90,6 +90,8 @@ _COUNTERS_AT = {
             "pid",
             "group",
             "session",
+            "held_ms",
+            "trouble_ms",
         )
     )
 }
@@ -100,14 +102,15 @@ _TEXTS_AT = {  # name: (offset, room); two bytes of length, then UTF-8
     "name": (336, 176),
     "stream": (512, 226),
     "job": (738, 226),
-    "error": (964, 512),
+    "error": (964, 400),
+    "trouble": (1364, 160),
 }
 _DIGESTS_AT = ROW_BYTES - 8 * MAX_BATCH_KNOWN
 _RECALL_AT = _DIGESTS_AT - 8  # written by the worker's stream process, read by the worker
 _WORD = struct.Struct("@q")
 _STARTED = struct.Struct("@qqqqq")  # since_ns … batch, side by side
 _LENGTH = struct.Struct("@H")
-_KEPT = ("jobs_done", "jobs_failed", "jobs_retried", "jobs_blocked", "crashes")
+_KEPT = ("jobs_done", "jobs_failed", "jobs_retried", "jobs_blocked", "crashes", "held_ms")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,8 @@ class RowView:
 
     `job`: the id of the running job (the first of a batch), empty when nothing runs; `batch`: how many run together.
     `since_…`: when the running job started, else when the last one ended. `torn`: it was read in the middle of a write.
+    Of a stream: `held_ms` is when it was last taken over in this place (0: never), `trouble` what keeps it from its
+    work now, since `trouble_ms` (both ms since the epoch), "" when nothing does.
     """
 
     index: int
@@ -128,6 +133,7 @@ class RowView:
     stream: str
     job: str
     error: str
+    trouble: str
     since_ns: int
     since_ms: int
     progress_done: int
@@ -145,6 +151,8 @@ class RowView:
     pid: int
     group: int
     session: int
+    held_ms: int
+    trouble_ms: int
     digests: frozenset[bytes]
 
     def runs(self, job_id: str) -> bool:
@@ -251,7 +259,7 @@ class Row:
         self.set(**{name: self._get(name) + value for name, value in numbers.items()})
 
     def say(self, **texts: str) -> None:
-        """Set texts (`state`, `lease`, `name`, `stream`, `error`), clipped to their room. `KeyError` if unknown."""
+        """Set texts by their names in `RowView`, clipped to their room. Raises `KeyError` for an unknown name."""
         for name in texts:
             _TEXTS_AT[name]
         with self._writing():

@@ -1,5 +1,7 @@
 """Errors of the environment: each is said once, and once when all is well again; tried again ever more slowly. No I/O.
 
+`Troubles` are those of one process, for whoever wants to know whether anything is wrong now.
+
 A full disk, a lock that is not free, a folder that is gone: such an error burns no attempt of any job, and a loop that
 meets it must neither spin nor fill the log.
 """
@@ -13,7 +15,10 @@ _LONGEST_PAUSE = 5.0
 
 
 class Trouble:
-    """One kind of act and how it is going. Times are monotonic seconds."""
+    """One kind of act and how it is going. Times are monotonic seconds.
+
+    `text`: the act and why it fails, while it does; `until`: when it is to be tried again.
+    """
 
     def __init__(self, what: str, logger: logging.Logger) -> None:
         self._what = what
@@ -22,6 +27,12 @@ class Trouble:
         self._pause = 0.0
         self._said: set[str] = set()
         self.until = 0.0
+        self.text = ""
+
+    @property
+    def since(self) -> float:
+        """When it began; infinity while all is well."""
+        return float("inf") if self._since is None else self._since
 
     @property
     def lasts(self) -> bool:
@@ -38,6 +49,7 @@ class Trouble:
         if kind not in self._said:
             self._log.error("%s: %s (trying again until it works)", self._what, error)
             self._said.add(kind)
+        self.text = f"{self._what}: {_reason(error)}"
         self._since = now if self._since is None else self._since
         self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause * 2))
         self.until = now + self._pause
@@ -46,11 +58,48 @@ class Trouble:
         """The act has succeeded."""
         if self._since is not None:
             self._log.warning("%s: works again after %.1f s", self._what, now - self._since)
-        self._since, self._pause, self.until = None, 0.0, 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """There is nothing left to act on."""
+        self._since, self._pause, self.until, self.text = None, 0.0, 0.0, ""
         self._said.clear()
+
+
+class Troubles:
+    """Those of one process."""
+
+    def __init__(self) -> None:
+        self._all: list[Trouble] = []
+
+    def new(self, what: str, logger: logging.Logger) -> Trouble:
+        """One more kind of act, of which all is well so far."""
+        made = Trouble(what, logger)
+        self._all.append(made)
+        return made
+
+    def worst(self) -> Trouble | None:
+        """The one that has lasted longest; None when all is well."""
+        return min((each for each in self._all if each.lasts), key=lambda each: each.since, default=None)
+
+    def forget(self) -> None:
+        """Whatever was tried is somebody else's now."""
+        for each in self._all:
+            each.forget()
 
 
 def _kind(error: Exception) -> str:
     """What makes two errors the same trouble: the system's reason, whatever file it was met at; else the text."""
+    cause = _cause(error)
+    return str(error) if cause is None else f"errno {cause.errno}"
+
+
+def _reason(error: Exception) -> str:
+    """The same for people."""
+    cause = _cause(error)
+    return str(error) if cause is None else cause.strerror or str(cause)
+
+
+def _cause(error: Exception) -> OSError | None:
     cause = error if isinstance(error, OSError) else error.__cause__
-    return f"errno {cause.errno}" if isinstance(cause, OSError) else str(error)
+    return cause if isinstance(cause, OSError) else None

@@ -110,3 +110,21 @@ def test_a_listing_that_is_given_up_keeps_no_descriptor(queue: FilesystemBackend
     looking = queue.jobs(list(State))
     next(looking)
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_what_was_put_aside_counts_as_blocked(queue: FilesystemBackend) -> None:
+    put(queue, "new", f"{STEM}-s-{'ab' * 16}")
+    put(queue, "new", f"{STEM}-s-file-17", b"{}")
+    assert queue.drain_available("s") == []
+    assert queue.blocked_counts(at_most=1000) == {"s": 1, "": 1}
+
+
+def test_of_many_that_ended_those_with_a_dossier_are_counted_first(queue: FilesystemBackend) -> None:
+    jobs = [make_job(f"j-{number}", "a") for number in range(50)]
+    queue.write_batch(jobs)
+    queue.drain_available()
+    for number, job in enumerate(jobs):
+        blocked = number in {20, 30}
+        status = ObservationStatus.BLOCKED if blocked else ObservationStatus.DONE
+        queue.complete(job.id, status, dossier={"error": "no"} if blocked else None)
+    assert queue.blocked_counts(at_most=60) == {"a": 2}  # of which six are read

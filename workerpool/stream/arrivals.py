@@ -12,7 +12,6 @@ from collections.abc import Set
 
 from queuekit.contract import Watcher
 from workerpool.stream.desk import STORE_ERRORS, Desk
-from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 
@@ -25,7 +24,7 @@ class Arrivals:
         self._desk = desk
         self._selector = selector
         self._watcher: Watcher | None = None
-        self._trouble = Trouble("watching for arrivals", _log)
+        self._trouble = desk.troubles.new("watching for arrivals", _log)
         self._read_at = 0.0
 
     def open(self, now: float) -> None:

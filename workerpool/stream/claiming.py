@@ -14,7 +14,6 @@ from workerpool.process import ChannelError
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.state import Slot, Unit
-from workerpool.trouble import Trouble
 
 _MOST_UNSETTLED = 100
 _log = logging.getLogger("workerpool.stream")
@@ -26,7 +25,7 @@ class Claiming:
     def __init__(self, desk: Desk, arrivals: Arrivals) -> None:
         self._desk = desk
         self._arrivals = arrivals
-        self._trouble = Trouble("claiming jobs", _log)
+        self._trouble = desk.troubles.new("claiming jobs", _log)
         self._growing: Unit | None = None
         self._full_at = 0.0
 

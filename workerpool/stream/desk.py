@@ -7,7 +7,9 @@ catches it, and everything that is here is given up. Other errors of the store s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 from queuekit import QueueError, QueueKit
 from queuekit.contract import Lease, QueueBackend
@@ -19,6 +21,7 @@ from workerpool.stream.inline import Inline
 from workerpool.stream.journey import Journey
 from workerpool.stream.state import Roster
 from workerpool.stream.tenure import Tenure
+from workerpool.trouble import Troubles
 
 STORE_ERRORS = (QueueError, OSError)
 """What a store may raise; an `OSError` is one that nobody has translated, and no reason to die."""
@@ -41,6 +44,7 @@ class Desk:
     roster: Roster
     journey: Journey
     tenure: Tenure
+    troubles: Troubles = dataclasses.field(default_factory=Troubles)
     quiet: bool = False
     paused: bool | None = None
     full: bool = False
@@ -61,6 +65,20 @@ class Desk:
     def lease(self) -> Lease:
         """The stream's lease."""
         return self.tenure.lease
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Around what settles jobs: the board counts what became of them, also when it is cut short by an error."""
+        before = dataclasses.replace(self.journey.counts)
+        try:
+            yield
+        finally:
+            after = self.journey.counts
+            self.row.add(
+                jobs_done=after.done - before.done,
+                jobs_retried=after.retried - before.retried,
+                jobs_blocked=after.blocked - before.blocked,
+            )
 
     @property
     def may_claim(self) -> bool:

@@ -19,7 +19,6 @@ from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.pausing import Pausing
 from workerpool.stream.tenure import Phase
-from workerpool.trouble import Trouble
 
 _EARLY_SHARE = 5
 _PRUNED_AT_ONCE = 100
@@ -48,7 +47,8 @@ class Housekeeping:
         folder = store_folder(desk.pool)
         self._cost = None if folder is None else CreationCost(folder)
         self._clock = clock
-        self._looking, self._pruning = Trouble("looking through the queue", _log), Trouble("removing old records", _log)
+        self._looking = desk.troubles.new("looking through the queue", _log)
+        self._pruning = desk.troubles.new("removing old records", _log)
         self._scan_at = self._prune_at = 0.0
 
     def began(self, now: float) -> None:

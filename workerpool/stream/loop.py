@@ -7,7 +7,6 @@ says when it wants its next turn: that decides how long the selector may wait.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 import selectors
@@ -26,7 +25,7 @@ from workerpool.stream.crew import Crew
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.housekeeping import Housekeeping
 from workerpool.stream.inline import Inline
-from workerpool.stream.journey import Counts, Journey
+from workerpool.stream.journey import Journey
 from workerpool.stream.limits import Limits
 from workerpool.stream.orders import Orders
 from workerpool.stream.pausing import Pausing
@@ -38,7 +37,6 @@ from workerpool.stream.taking_over import TakingOver
 from workerpool.stream.tenure import Tenure
 from workerpool.stream.unit_ends import UnitEnds, describe
 from workerpool.stream.words import Words
-from workerpool.trouble import Trouble
 from workerpool.worker.loop import EXIT_BAD_HANDLER
 from workerpool.worker.protocol import Dropped, Failed, Message, Out, Ready
 
@@ -96,8 +94,9 @@ class Stream:
         self._housekeeping = Housekeeping(desk, self._arrivals, self._pausing, self._is_busy, clock)
         self._stopping = Stopping(desk, self._calling_back)
         self._words = Words(desk, burst=burst, is_busy=self._is_busy)
-        self._leasing, self._settling = Trouble("holding the lease", _log), Trouble("settling jobs", _log)
-        self._starting = Trouble("starting a worker", _log)
+        self._leasing = desk.troubles.new("holding the lease", _log)
+        self._settling = desk.troubles.new("settling jobs", _log)
+        self._starting = desk.troubles.new("starting a worker", _log)
 
     # -- the loop
 
@@ -126,6 +125,7 @@ class Stream:
             self._lose_lease(error)
         self._desk.crew.flush()
         self._desk.master.flush()
+        self._words.trouble()
         self._desk.row.beat()
 
     def _listen(self, now: float, readable: Set[object]) -> None:
@@ -255,6 +255,7 @@ class Stream:
         desk.tenure.lost(self._clock())
         desk.taken_over = False
         desk.journey.forget()
+        desk.troubles.forget()
         desk.backend.drop_claims(desk.stream)
         desk.roster.give_up()
         desk.crew.kill_all()
@@ -321,9 +322,9 @@ class Stream:
         if desk.tenure.is_due_soon(now):
             desk.tenure.hurry()
             self._hold_lease(now)
-        before = dataclasses.replace(desk.journey.counts)
         try:
-            desk.journey.carry_out(desk.lease)
+            with desk.counting():
+                desk.journey.carry_out(desk.lease)
         except LeaseLost:
             raise
         except STORE_ERRORS as error:
@@ -332,18 +333,9 @@ class Stream:
                 self._settling.until = now
         else:
             self._settling.over(now)
-        finally:
-            self._count(before, desk.journey.counts)
 
     def _next_settling(self) -> float | None:
         return self._settling.until if self._desk.journey.waiting else None
-
-    def _count(self, before: Counts, after: Counts) -> None:
-        self._desk.row.add(
-            jobs_done=after.done - before.done,
-            jobs_retried=after.retried - before.retried,
-            jobs_blocked=after.blocked - before.blocked,
-        )
 
     # -- the end
 

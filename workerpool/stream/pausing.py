@@ -10,7 +10,6 @@ import logging
 from workerpool import pauses
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import Desk
-from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 
@@ -22,7 +21,7 @@ class Pausing:
         self._desk = desk
         self._arrivals = arrivals
         self._directory = directory
-        self._trouble = Trouble("seeing whether the stream is paused", _log)
+        self._trouble = desk.troubles.new("seeing whether the stream is paused", _log)
         self._wanted = True
 
     def look(self) -> None:

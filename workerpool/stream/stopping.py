@@ -14,7 +14,6 @@ from workerpool.stream.calling_back import CallingBack
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.state import SlotState
 from workerpool.stream.tenure import Phase
-from workerpool.trouble import Trouble
 
 _LAST_WORD_SECONDS = 1.0
 _log = logging.getLogger("workerpool.stream")
@@ -27,7 +26,7 @@ class Stopping:
         self.gave_up = False
         self._desk = desk
         self._calling_back = calling_back
-        self._trouble = Trouble("giving jobs back", _log)
+        self._trouble = desk.troubles.new("giving jobs back", _log)
         self._soft = self._hard = float("inf")
         self._asked = self._killed = False
         self._last_word: float | None = None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 
 from queuekit import LeaseLost
+from queuekit.clock import now_ms
 from workerpool.stream import succession
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.succession import Predecessor
-from workerpool.trouble import Trouble
 
 _log = logging.getLogger("workerpool.stream")
 
@@ -27,7 +27,7 @@ class TakingOver:
         self._directory = directory
         self._in_place = in_place
         self._charged = 0
-        self._trouble = Trouble("taking the stream over", _log)
+        self._trouble = desk.troubles.new("taking the stream over", _log)
 
     def act(self, now: float) -> None:
         """Take over once it is time; raises `LeaseLost`."""
@@ -42,6 +42,7 @@ class TakingOver:
         else:
             self._trouble.over(now)
             self._desk.taken_over = True
+            self._desk.row.set(held_ms=now_ms())
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
         """When it is to be tried (again)."""
@@ -55,8 +56,9 @@ class TakingOver:
         owner = desk.tenure.predecessor
         if owner is not None:
             self._charge(owner)
-        while desk.journey.waiting:
-            desk.journey.carry_out(desk.lease)
+        with desk.counting():
+            while desk.journey.waiting:
+                desk.journey.carry_out(desk.lease)
         reclaimed = desk.backend.reclaim_in_flight(desk.stream, lease=desk.lease)
         if reclaimed or owner is not None:
             _log.warning(
@@ -65,6 +67,8 @@ class TakingOver:
                 reclaimed + self._charged,
                 self._charged,
             )
+        else:
+            _log.info("stream %s is worked here from now on", desk.stream)
         desk.backend.finish_intents(desk.stream, lease=desk.lease)
         self._arrivals.open(now)
 

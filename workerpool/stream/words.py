@@ -11,14 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 
+from queuekit.clock import now_ms
 from workerpool.process import wait_writable
 from workerpool.stream.desk import STORE_ERRORS, Desk
-from workerpool.trouble import Trouble
 
 _IDLE_LOOK_SECONDS = 1.0
 _SOONEST_LOOK_SECONDS = 0.02
 _LOOKS_SHARE = 10  # between two looks lies ten times what one of them takes
 _LAST_WORDS_SECONDS = 1.0
+_FULL = "the disk is full: nothing is claimed until there is room"
 _log = logging.getLogger("workerpool.stream")
 
 
@@ -29,11 +30,12 @@ class Words:
         self._desk = desk
         self._burst = burst
         self._is_busy = is_busy
-        self._counting = Trouble("counting jobs", _log)
+        self._counting = desk.troubles.new("counting jobs", _log)
         self._question: int | None = None
         self._look_at = self._look_soon = 0.0
         self._looked_after = 0
         self._failing: str | None = None
+        self._said_trouble = ""
         self._said_ready = self._said_standby = False
 
     # -- how it is doing
@@ -63,6 +65,17 @@ class Words:
             self._said_standby = True
             _log.warning("stream %s is worked by %s: standing by", self._desk.stream, tenure.holder)
             self._desk.master.send({"t": "standby", "holder": tenure.holder})
+
+    def trouble(self) -> None:
+        """What keeps the stream from its work, for the board; it began when anything first did."""
+        desk, worst = self._desk, self._desk.troubles.worst()
+        text = worst.text if worst is not None else _FULL if desk.full else ""
+        if text == self._said_trouble:
+            return
+        if not (text and self._said_trouble):
+            desk.row.set(trouble_ms=now_ms() if text else 0)
+        desk.row.say(trouble=text)
+        self._said_trouble = text
 
     def lease_moved(self) -> None:
         """The lease was won or lost; the master sees whether that is because the root is another one."""

@@ -44,6 +44,9 @@ class FakeRow:
     def beat(self) -> None:
         self.add(beats=1)
 
+    def set(self, **numbers: int) -> None:
+        self.sums.update(numbers)
+
     def add(self, **numbers: int) -> None:
         for name, number in numbers.items():
             self.sums[name] = self.sums.get(name, 0) + number

@@ -114,7 +114,7 @@ def test_texts_are_clipped_to_their_room_and_stay_readable(board: Board) -> None
     row.say(error="ü" * 5000, state="running\x00\ud800", lease="held")
     view = row.view()
     assert set(view.error) == {"ü"}
-    assert 200 <= len(view.error) <= 256
+    assert 190 <= len(view.error) <= 200
     assert view.state == "running\\x00\\ud800"
     assert view.lease == "held"
 
@@ -185,7 +185,7 @@ def test_the_file_has_its_blocks_from_the_start(board: Board) -> None:
     assert os.stat(board.path).st_blocks * 512 >= HEADER_BYTES + 4 * ROW_BYTES
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100, b"x" * 10000, b"WPBOARD1" + bytes(5000)])
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"x" * 10000, b"WPBOARD2" + bytes(5000)])
 def test_something_else_is_not_taken_for_a_board(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "board-1-1"
     path.write_bytes(content)

@@ -18,6 +18,8 @@ from queuekit.testing.jobs import FAR_MS, make_job
 from workerpool.outcome import Result, classify_error
 from workerpool.outcome import Retry as RetryAsked
 from workerpool.process import ChannelError
+from workerpool.stream import succession
+from workerpool.stream.tenure import Tenure
 from workerpool.worker.protocol import Out, Ready
 
 FULL = WriteFailed("the disk", "it is full")
@@ -973,3 +975,97 @@ def test_a_lease_lost_in_any_part_is_the_end_of_all_of_them(stage):
     it.after(31.0)
     assert it.row.said["lease"] == "standby"
     assert it.with_worker() == []
+
+
+class DeadHolder:
+    """A predecessor that was running these jobs when it died."""
+
+    workers = ()
+
+    def __init__(self, *running: str) -> None:
+        self._running = running
+
+    def running_jobs(self) -> list[tuple[str, str]]:
+        return [(job_id, "encode-1 died while it ran this job") for job_id in self._running]
+
+
+def _won_from(owner: str, tenure: Tenure) -> Callable[[float], bool]:
+    """A win of the lease from a dead holder."""
+    win = tenure._try
+
+    def won(now: float) -> bool:
+        result = win(now)
+        tenure.predecessor = owner
+        return result
+
+    return won
+
+
+def test_what_a_take_over_blocks_is_counted(stage, monkeypatch):
+    store = MemoryStore()
+    it = stage(store=store, max_crashes=1)
+    it.send("poison")
+    MemoryBackend(store=store).drain_available("encode")
+    monkeypatch.setattr(succession, "find", lambda *_: DeadHolder("poison"))
+    monkeypatch.setattr(it.stream._desk.tenure, "_try", _won_from("pid-1-dead", it.stream._desk.tenure))
+    it.open()
+    assert it.ended() == {"poison": "blocked"}
+    assert it.row.sums["jobs_blocked"] == 1
+
+
+def test_a_take_over_of_a_free_stream_is_said_too(stage, caplog):
+    caplog.set_level("INFO")
+    store = MemoryStore()
+    first = MemoryBackend(store=store).lease("encode")
+    assert first.try_acquire()
+    it = stage(store=store)
+    it.open()
+    assert it.row.sums.get("held_ms", 0) == 0
+    first.release()
+    it.after(1.0)
+    assert "stream encode is worked here from now on" in caplog.text
+    assert it.row.sums["held_ms"] > 0
+
+
+def test_the_board_says_what_keeps_a_stream_from_its_work_and_since_when(stage):
+    backend = Faulty()
+    it = stage(backend=backend)
+    it.open()
+    assert it.row.said.get("trouble", "") == ""
+    it.send("a")
+    it.after(0.1)
+    backend.faults["complete_batch"] = failed = WriteFailed("a name that is long", "no")
+    failed.__cause__ = OSError(errno.EIO, "Input/output error")
+    it.crew.finish()
+    it.settle()
+    assert it.row.said["trouble"] == "settling jobs: Input/output error"
+    since = it.row.sums["trouble_ms"]
+    assert since > 0
+    it.after(5.0)
+    assert it.row.sums["trouble_ms"] == since
+    del backend.faults["complete_batch"]
+    it.after(5.0)
+    assert (it.row.said["trouble"], it.row.sums["trouble_ms"]) == ("", 0)
+
+
+def test_a_full_disk_is_trouble_until_there_is_room(stage):
+    it = stage()
+    it.open()
+    it.stream._desk.full = True
+    it.turn()
+    assert it.row.said["trouble"].startswith("the disk is full")
+
+
+def test_who_has_lost_its_lease_has_no_trouble_with_what_it_was_doing(stage):
+    backend = Faulty()
+    it = stage(backend=backend)
+    it.open()
+    it.send("a")
+    it.after(0.1)
+    backend.faults["complete_batch"] = BackendUnavailable("the lock is held")
+    it.crew.finish()
+    it.settle()
+    assert it.row.said["trouble"]
+    it.stream._lose_lease(LeaseLost("encode", "pid-1-thief"))
+    it.turn()
+    assert it.row.said["trouble"] == ""
