@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from queuekit.checkpoints import Checkpoints
 from queuekit.completion import ArtifactRef, Completion, SignalFile
-from queuekit.errors import JobNotFound
+from queuekit.errors import BackendUnavailable, JobNotFound
 from queuekit.ids import JobID, SessionID
 from queuekit.job import Claimed, Job
 from queuekit.lifecycle import State
@@ -303,6 +304,14 @@ class QueueBackend(abc.ABC):
         """
 
     @abc.abstractmethod
+    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream have ended `blocked` and are kept, what was put aside included; no zeros.
+
+        For people who look often: of about `at_most` records it is told, those with a dossier first. Where more are
+        kept, a count may be too low, never too high. Raises `BackendUnavailable` when the store cannot be read.
+        """
+
+    @abc.abstractmethod
     def ids_beginning(self, typed: str) -> list[str]:
         """The ids of jobs that begin with `typed`, sorted, each once; of what was put aside those that its name states.
 
@@ -345,17 +354,17 @@ class QueueBackend(abc.ABC):
         `ValueError` for that where the store cannot do it.
         """
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What long work keeps here to go on after it was cut off.
+
+        Raises `BackendUnavailable` for a store that keeps none, as the default does.
+        """
+        raise BackendUnavailable("this store keeps no checkpoints")
+
     @abc.abstractmethod
     def close(self) -> None:
         """Release every descriptor; any number of times. Jobs in flight stay in flight."""
 
 
-__all__ = ["JobID", "JobView", "Lease", "PutAside", "QueueBackend", "Tally", "Watcher"]
-    @abc.abstractmethod
-    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
-        """How many jobs of each stream have ended `blocked` and are kept, what was put aside included; no zeros.
-
-        For people who look often: of about `at_most` records it is told, those with a dossier first. Where more are
-        kept, a count may be too low, never too high. Raises `BackendUnavailable` when the store cannot be read.
-        """
-
+__all__ = ["Checkpoints", "JobID", "JobView", "Lease", "PutAside", "QueueBackend", "Tally", "Watcher"]

@@ -22,6 +22,7 @@ from typing import Any
 
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.maildir.backend import FilesystemBackend
+from queuekit.checkpoints import Checkpoints
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.completion import ArtifactRef, Completion, SignalFile
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally
@@ -335,6 +336,16 @@ class QueueKit:
             if now >= deadline:
                 raise DrainTimeout(tally.pending, tally.in_flight)
             time.sleep(max(poll_interval, _SLOW_PROBE_SHARE * (now - begun)))
+
+    # -- checkpoints
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Small records by which long work goes on after it was cut off (`queuekit.checkpoints`).
+
+        Raises `BackendUnavailable` where the store keeps none.
+        """
+        return self.backend.checkpoints
 
     # -- life
 

@@ -7,8 +7,10 @@ backends call them before they touch anything, and whoever wants to know beforeh
 from __future__ import annotations
 
 from queuekit.backends.maildir import layout
+from queuekit.checkpoints import checkpoint_job
 from queuekit.completion import ArtifactRef, Completion
 from queuekit.errors import WriteFailed
+from queuekit.hlc import HLC
 from queuekit.ids import check_identifier
 from queuekit.job import Delivery, Job
 from queuekit.status import check_terminal
@@ -40,6 +42,11 @@ def same_job(one: Job, other: Job) -> bool:
     """Whether two jobs of one name are the same, whatever has happened to either of them since it was sent."""
     fresh = Delivery()
     return encode_job(fresh.onto(one)) == encode_job(fresh.onto(other))
+
+
+def check_checkpoint(id: str, stream: str) -> None:
+    """Raise `InvalidIdentifier` unless every store could hold a checkpoint of this id and stream."""
+    layout.check_job_name(checkpoint_job(id, stream, b"", HLC(0, 0, 0)))
 
 
 def checked_completion(completion: Completion) -> Completion:

@@ -24,6 +24,7 @@ from typing import Any
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES, checked_completion, prepare, same_job
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.claims import Claim, Claims
+from queuekit.backends.memory_checkpoints import MemoryCheckpoints
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.completion import ArtifactRef, Completion, SignalFile
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally
@@ -52,6 +53,7 @@ class MemoryStore:
     signals: dict[str, SignalFile] = dataclasses.field(default_factory=dict)
     dossiers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     receipts: dict[str, int] = dataclasses.field(default_factory=dict)
+    checkpoints: dict[tuple[str, str], bytes] = dataclasses.field(default_factory=dict)
     leases: dict[str, bytes] = dataclasses.field(default_factory=dict)
     fences: dict[str, int] = dataclasses.field(default_factory=dict)
     watchers: set[MemoryWatcher] = dataclasses.field(default_factory=set)
@@ -435,13 +437,13 @@ class MemoryBackend(QueueBackend):
     def put_aside(self, typed: str) -> PutAside | None:  # noqa: ARG002  whatever is here was a job when it came
         """None: nothing here cannot be read."""
         return None
+
     def blocked_counts(self, *, at_most: int) -> dict[str, int]:
         """How many jobs of each stream have ended `blocked`, of `at_most` records."""
         with self._open() as store:
             ended = [(job, store.signals.get(job.id)) for job in store.done.values()]
             blocked = [job.stream_id for job, end in ended if end and end.status is ObservationStatus.BLOCKED]
             return dict(collections.Counter(map(str, blocked[:at_most])))
-
 
     def streams(self) -> set[str]:
         """The streams of jobs that have not ended."""
@@ -475,6 +477,11 @@ class MemoryBackend(QueueBackend):
             raise ValueError("a stream in memory has one consumer at a time: its lease is exclusive")
         check_identifier(stream)
         return MemoryLease(self.store, stream, ttl)
+
+    @property
+    def checkpoints(self) -> MemoryCheckpoints:
+        """The checkpoints of this store: a dict."""
+        return MemoryCheckpoints(self.store.checkpoints, self._open, self._max_job_bytes)
 
     def close(self) -> None:
         """Refuse everything from now on; the store stays for the others that share it."""

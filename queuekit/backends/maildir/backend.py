@@ -6,7 +6,7 @@
     keep       cancel, retry, prune, intents              census     counting and reading
     listing    reading for people                         ownership  whose file it is
     quarantine what is no job -> done/                    fsops      the system calls
-    claims     what this instance has
+    claims     what this instance has                     checkpoints  .workerpool/checkpoints/
 
 Every move is one rename of the one file, so a job is always in exactly one place; a process may die between any two
 calls. Required of the filesystem: a rename's addition is on disk no later than its removal (ext4, xfs, btrfs, apfs).
@@ -22,6 +22,7 @@ from typing import Any
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.census import Census
+from queuekit.backends.maildir.checkpoints import MaildirCheckpoints
 from queuekit.backends.maildir.claims import Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.drain import Drainer
@@ -89,6 +90,7 @@ class FilesystemBackend(QueueBackend):
         self._keeper = Keeper(self._mount, self._ownership, self._settler)
         self._census = Census(self._mount, self._ownership, self._keeper, self._settler)
         self._listing = Listing(self._mount, self._census, self._settler)
+        self._checkpoints = MaildirCheckpoints(self._mount)
 
     @property
     def root(self) -> str:
@@ -253,12 +255,12 @@ class FilesystemBackend(QueueBackend):
         """The jobs in these states; see the contract."""
         return self._listing.jobs(states, stream)
 
-    def ids_beginning(self, typed: str) -> list[str]:
-        """The ids that begin so; by names only, unless a name does not tell its id."""
     def blocked_counts(self, *, at_most: int) -> dict[str, int]:
         """How many jobs of each stream have ended `blocked`; see the contract."""
         return self._listing.blocked_counts(at_most)
 
+    def ids_beginning(self, typed: str) -> list[str]:
+        """The ids that begin so; by names only, unless a name does not tell its id."""
         return self._listing.ids_beginning(typed)
 
     def put_aside(self, typed: str) -> PutAside | None:
@@ -299,6 +301,11 @@ class FilesystemBackend(QueueBackend):
         if not exclusive:
             raise ValueError("a stream in a folder has one consumer at a time: its lease is exclusive")
         return DrainLease(self.root, stream, os.urandom(8).hex(), ttl, patience=self._patience)
+
+    @property
+    def checkpoints(self) -> MaildirCheckpoints:
+        """The checkpoints of this root: files of ours, one each."""
+        return self._checkpoints
 
     def close(self) -> None:
         """Close every descriptor; any number of times."""

@@ -18,7 +18,7 @@ from queuekit.job import Job
 
 TMP, NEW, CUR, DONE, CLAIM, LATER, PRIVATE = "tmp", "new", "cur", "done", "claim", "later", ".workerpool"
 SHARED_FOLDERS = (TMP, NEW, CUR, DONE, CLAIM)
-INTENTS, DOSSIERS = f"{PRIVATE}/retry", f"{PRIVATE}/jobs"
+INTENTS, DOSSIERS, CHECKPOINTS = f"{PRIVATE}/retry", f"{PRIVATE}/jobs", f"{PRIVATE}/checkpoints"
 RESERVE = f"{PRIVATE}/reserve"  # a file that a pool keeps to have some room when the disk is full
 
 MAX_FILE_NAME = 255
@@ -32,6 +32,7 @@ _TIMESTAMP = r"(-?\d+)--?\d+-\d+-"
 _SHAPE = re.compile(f"{_TIMESTAMP}(?=.)", re.ASCII | re.DOTALL)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _LATER = re.compile(r"(?P<due>\d{16,})-(?P<kind>[rs])-(?P<name>.+)", re.ASCII | re.DOTALL)
+_CHECKPOINT = re.compile(r"(?P<length>[1-9]\d*)-(?P<rest>.+)", re.ASCII | re.DOTALL)
 _CLAIM = re.compile(r"[0-9a-f]{32}-(?=.)", re.DOTALL)
 
 
@@ -141,3 +142,17 @@ def split_claim(name: str) -> str | None:
 def dossier_filename(job_id: str) -> str:
     """The name of a job's dossier."""
     return job_id + ".json"
+
+
+def checkpoint_filename(stream: str, id: str) -> str:
+    """The name of a checkpoint. The stream's length, in characters, tells where the id begins."""
+    return f"{len(stream)}-{stream}-{id}"
+
+
+def split_checkpoint(name: str) -> tuple[str, str] | None:
+    """`(stream, id)` of a checkpoint's name; None when it has another shape."""
+    match = _CHECKPOINT.fullmatch(name)
+    if match is None or len(match["length"]) > 3:
+        return None
+    rest, length = match["rest"], int(match["length"])
+    return (rest[:length], rest[length + 1 :]) if rest[length : length + 1] == "-" and rest[length + 1 :] else None

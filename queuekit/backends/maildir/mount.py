@@ -48,6 +48,7 @@ _FOLDERS = {  # attribute of a mount -> folder below the root; parents first
     "_leases": leases.FOLDER,
     "intents": layout.INTENTS,
     "dossiers": layout.DOSSIERS,
+    "checkpoints": layout.CHECKPOINTS,
 }
 _RECORD_BYTES = 2**18  # what a delivery record can add afterwards
 _SYNC_EACH = 12  # so few files are synced one by one: cheaper than syncing the whole filesystem
@@ -77,6 +78,7 @@ class Mount:
     later: int
     intents: int
     dossiers: int
+    checkpoints: int
 
     def __init__(
         self,

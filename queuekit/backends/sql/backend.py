@@ -13,6 +13,7 @@ from typing import Any
 
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
 from queuekit.backends.sql import leases, schema
+from queuekit.backends.sql.checkpoints import SqlCheckpoints
 from queuekit.backends.sql.claiming import Claimer
 from queuekit.backends.sql.database import Database
 from queuekit.backends.sql.people import People
@@ -65,6 +66,7 @@ class PersistenceKitBackend(QueueBackend):
         self._store = store
         self._sender, self._claimer = Sender(store), Claimer(store, self._refuse_if_leased)
         self._settler, self._people, self._reader = Settler(store), People(store), Reader(store)
+        self._checkpoints = SqlCheckpoints(store)
         if isinstance(self.database, SqliteDatabase):
             self._folder = self.database.folder
         else:
@@ -215,10 +217,10 @@ class PersistenceKitBackend(QueueBackend):
     def ids_beginning(self, typed: str) -> list[str]:
         """The ids that begin so."""
         return self._reader.ids_beginning(typed)
+
     def blocked_counts(self, *, at_most: int) -> dict[str, int]:
         """How many jobs of each stream have ended `blocked`, of those that ended last."""
         return self._reader.blocked_counts(at_most)
-
 
     def put_aside(self, typed: str) -> PutAside | None:
         """A row that ended because it holds no job."""
@@ -267,6 +269,11 @@ class PersistenceKitBackend(QueueBackend):
             leases.refuse_if_leased_by_file(stream, self._folder)
         else:
             leases.refuse_if_leased(self.database, stream, self._folder)
+
+    @property
+    def checkpoints(self) -> SqlCheckpoints:
+        """The checkpoints of this database: rows of the jobs' table with a status of their own."""
+        return self._checkpoints
 
     def close(self) -> None:
         """Close this process's connections. Jobs in flight stay in flight."""

@@ -83,6 +83,8 @@ class Sender:
         """Every job of these ids that is there must be the one that was sent."""
         for portion in portions(ids):
             for row in connection.execute(sa.select(jobs).where(jobs.c.id.in_(portion))):
+                if row.status == schema.CHECKPOINT:
+                    raise WriteFailed(f"job {row.id}", f"its id is taken by a checkpoint of stream {row.stream_id!r}")
                 try:
                     same = same_job(job_of(row), named[row.id])
                 except DecodingFailed:

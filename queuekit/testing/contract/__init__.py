@@ -13,6 +13,7 @@ Needs pytest; nothing but tests may import it. For readable failures, call
 """
 
 from queuekit.testing.contract.base import Opener
+from queuekit.testing.contract.checkpointing import CheckpointContract
 from queuekit.testing.contract.claiming import ClaimingContract
 from queuekit.testing.contract.deferring import DeferringContract
 from queuekit.testing.contract.leasing import LeasingContract
@@ -33,6 +34,7 @@ class BackendContract(
     ListingContract,
     LeasingContract,
     WakingContract,
+    CheckpointContract,
     FacadeContract,
 ):
     """All of it."""
