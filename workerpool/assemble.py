@@ -17,7 +17,7 @@ from queuekit import BackendUnavailable, QueueError, QueueKit
 from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from queuekit.watch import warm_up
 from workerpool import logs
-from workerpool.board import Board, sweep
+from workerpool.board import Board, Kind, sweep
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.config_source import line_of
 from workerpool.errors import ConfigError, Problem
@@ -86,9 +86,12 @@ def run(
         notifier=Notifier(),
     )
     master = Master(_narrowed(config, only), streams, place, burst=burst, standby=standby)
+    names = ", ".join(stream.name for stream in streams)
+    _log.info("pool %d starts%s: %s", os.getpid(), " a burst" if burst else "", names)
     begun = time.monotonic()
     code = master.run()
-    sweep(quarters.directory, keep=[quarters.board.path])
+    taken_over = {row.stream: row.held_ms for row in quarters.board.rows() if row.kind is Kind.STREAM}
+    sweep(quarters.directory, keep=[quarters.board.path], taken_over=taken_over)
     if burst and code != EXIT_USAGE:
         with contextlib.suppress(QueueError), open_queue(config) as queue:
             _mention_strangers(config, queue)

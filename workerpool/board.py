@@ -30,7 +30,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from queuekit.job import clip
@@ -45,6 +45,7 @@ MAX_BATCH_KNOWN = 64
 _HEADER = struct.Struct("@8sIIqq64s64sH")  # magic, row size, rows, pid, created ms, start, boot, length of config path
 _MAX_PATH = HEADER_BYTES - _HEADER.size
 _TRIES = 200
+_NONE: Mapping[str, int] = {}
 
 
 class Kind(enum.IntEnum):
@@ -363,10 +364,13 @@ class Board:
         return cls(path, mapping, lock_fd)
 
     @classmethod
-    def attach(cls, path: str) -> Board:
-        """A board for reading. Raises `BoardError` when it is not one of this version, `OSError` if unreadable."""
+    def attach(cls, path: str, *, follow: bool = False) -> Board:
+        """A board for reading. Raises `BoardError` when it is not one of this version, `OSError` if unreadable.
+
+        `follow`: the path may be a link, as those of `find_lost` are.
+        """
         try:
-            return cls(path, _map(path, writable=False), None)
+            return cls(path, _map(path, writable=False, follow=follow), None)
         except ValueError as error:
             raise BoardError(path, f"not a board: {error}") from error
 
@@ -415,13 +419,32 @@ def find_boards(directory: str) -> list[tuple[str, bool]]:
     return sorted(found, key=lambda board: (_created_ms(board[0]), board[0]))
 
 
-def sweep(directory: str, *, keep: Collection[str] = ()) -> list[str]:
+def find_lost(directory: str) -> list[str]:
+    """Boards that were removed from a directory while their masters live, as paths that they can be read at.
+
+    Their masters have them open still, and Linux shows what a process has open; elsewhere none is found.
+    """
+    begin, end = os.path.join(directory, "board-"), " (deleted)"
+    found: dict[tuple[int, int], str] = {}  # by inode: a mapping is another descriptor, and whoever looks has one, too
+    for pid in filter(str.isdecimal, _listed_names("/proc")):
+        for fd in _listed_names(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(path := f"/proc/{pid}/fd/{fd}")
+                if target.startswith(begin) and target.endswith(end) and _locked(path, follow=True):
+                    facts = os.stat(path)
+                    found.setdefault((facts.st_dev, facts.st_ino), path)
+    return list(found.values())
+
+
+def sweep(directory: str, *, keep: Collection[str] = (), taken_over: Mapping[str, int] = _NONE) -> list[str]:
     """Delete dead boards, and drafts of creators that died; returns their paths.
 
-    Kept are the paths in `keep` and boards with a process that still runs. Call it when every stream has charged what
-    the old boards show: after the take-over, not before.
+    Kept are the paths in `keep`, boards with a process that still runs, and those which tell of a stream that nobody
+    has taken over since: what it was running is not charged yet. `taken_over`: when each stream was, ms since the
+    epoch.
     """
-    removed = [path for path, alive in find_boards(directory) if not alive and path not in keep and _is_over(path)]
+    dead = [path for path, alive in find_boards(directory) if not alive and path not in keep]
+    removed = [path for path in dead if _is_over(path, taken_over)]
     removed += [path for path in _listed(directory, ".board-") if _locked(path) is False]
     for path in removed:
         with contextlib.suppress(FileNotFoundError):
@@ -499,9 +522,10 @@ def _word(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
 
 
-def _map(path: str, *, writable: bool) -> mmap.mmap:
+def _map(path: str, *, writable: bool, follow: bool = False) -> mmap.mmap:
     """Map the file through a descriptor of its own: a mapping keeps a duplicate, which must not keep the lock alive."""
-    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | (0 if follow else os.O_NOFOLLOW) | os.O_CLOEXEC
+    fd = os.open(path, flags)
     try:
         return mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     finally:
@@ -523,10 +547,17 @@ def _listed(directory: str, prefix: str) -> list[str]:
         return []
 
 
-def _locked(path: str) -> bool | None:
+def _listed_names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # another user's process, or gone; or a system that has no such list
+        return []
+
+
+def _locked(path: str, *, follow: bool = False) -> bool | None:
     """Whether somebody holds the file's lock; None when it is no regular file of ours to open."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -538,16 +569,18 @@ def _locked(path: str) -> bool | None:
     return False
 
 
-def _is_over(path: str) -> bool:
-    """Whether no process of the board still runs; a file that is no board of ours is left alone."""
+def _is_over(path: str, taken_over: Mapping[str, int]) -> bool:
+    """Whether nobody needs the board any more; a file that is no board of ours is left alone."""
     try:
         board = Board.attach(path)
     except (BoardError, OSError):
         return False
     try:
-        return not any(row.owner_is_running() for row in board.rows())
+        rows = board.rows()
     finally:
         board.close()
+    is_news = any(row.held_ms > taken_over.get(row.stream, 0) for row in rows if row.kind is Kind.STREAM)
+    return not is_news and not any(row.owner_is_running() for row in rows)
 
 
 def _created_ms(path: str) -> int:

@@ -2,7 +2,7 @@
 
 `configure` is called in each process after its fork, with the name that the lines carry. Text looks like
 
-    14:05:44 info encode-1 hello, world
+    2026-11-30 14:05:44 info encode-1 hello, world
 
 with `job ID:` before the message where the record has a `job_id`, as those of `ctx.logger` do (what comes before it
 names the stream). JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras,
@@ -202,14 +202,14 @@ def _form(config: LogConfig) -> LogFormat:
 
 
 class _TextFormatter(logging.Formatter):
-    """`HH:MM:SS level process message`; a traceback follows, each of its lines indented."""
+    """`YYYY-MM-DD HH:MM:SS level process message`; a traceback follows, each of its lines indented."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
         self._process = one_line(process_name)
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         job = record.__dict__.get("job_id")
         about = f"job {one_line(str(job))}: " if job else ""
         lines = [f"{clock} {record.levelname.lower()} {self._process} {about}{one_line(record.getMessage())}"]

@@ -38,6 +38,6 @@ def test_a_log_file_gets_the_workers_lines_too_and_the_level_holds_there(make_es
     pool = estate.start()
     until(estate.finished(job), "the job")
     assert pool.stop() == 0
-    assert [line.split(" ", 1)[1] for line in file.read_text().splitlines() if "encode-1" in line] == [
+    assert [line.split(" ", 2)[2] for line in file.read_text().splitlines() if "encode-1" in line] == [
         "warning encode-1 a line of the handler's own"
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workerpool.board import HEADER_BYTES, ROW_BYTES, Board, BoardError, Kind, find_boards, sweep
+from workerpool.board import HEADER_BYTES, ROW_BYTES, Board, BoardError, Kind, find_boards, find_lost, sweep
 from workerpool.process.identity import boot_id, start_identity
 
 
@@ -213,6 +214,32 @@ def test_a_dead_board_is_swept_unless_it_is_to_be_kept(board: Board, tmp_path: P
     assert sweep(str(tmp_path), keep=[board.path]) == []
     assert sweep(str(tmp_path)) == [board.path]
     assert find_boards(str(tmp_path)) == []
+
+
+def test_a_dead_board_stays_until_each_stream_that_it_held_was_taken_over(board: Board, tmp_path: Path) -> None:
+    """What it shows as running is charged at the take-over; a standby, or a pool of other streams, has charged none."""
+    for index, stream, held_ms in ((1, "a", 1000), (2, "b", 2000), (3, "never held", 0)):
+        board.row(index).take(kind=Kind.STREAM, stream=stream)
+        board.row(index).adopt(2**22 + 1, "nobody")
+        board.row(index).set(held_ms=held_ms)
+    board.close()
+    assert sweep(str(tmp_path)) == []
+    assert sweep(str(tmp_path), taken_over={"a": 3000, "b": 0}) == []
+    assert sweep(str(tmp_path), taken_over={"a": 3000, "b": 3000}) == [board.path]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what a process has open")
+def test_a_board_that_was_removed_is_found_with_its_living_master(board: Board, tmp_path: Path) -> None:
+    assert find_lost(str(tmp_path)) == []
+    board.row(0).take(kind=Kind.MASTER, name="master", state="running")
+    os.unlink(board.path)
+    assert find_boards(str(tmp_path)) == []
+    [path] = find_lost(str(tmp_path))
+    found = Board.attach(path, follow=True)
+    assert (found.header.pid, found.view(0).state) == (os.getpid(), "running")
+    found.close()
+    board.close()
+    assert find_lost(str(tmp_path)) == []
 
 
 def test_no_directory_no_boards(tmp_path: Path) -> None:

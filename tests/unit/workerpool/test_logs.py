@@ -17,7 +17,7 @@ from workerpool import logs
 from workerpool.config import LogConfig, LogFormat, LogLevel
 
 LOG = logging.getLogger("workerpool.test")
-LINE = re.compile(r"\d\d:\d\d:\d\d (debug|info|warning|error|critical) \S+ .*")
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (debug|info|warning|error|critical) \S+ .*")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def objects(file: Path) -> list[dict[str, Any]]:
 def test_a_text_line_has_time_level_process_and_message(file: Path) -> None:
     configure(file)
     LOG.warning("took over %s", "encode")
-    assert re.fullmatch(r"\d\d:\d\d:\d\d warning encode-1 took over encode\n", file.read_text())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d warning encode-1 took over encode\n", file.read_text())
 
 
 @pytest.mark.parametrize("text", ["a\n12:00:00 error master forged", "\x1b[2Jgone", "a\rb", "a\u2028b", "\udcff"])
@@ -128,7 +128,7 @@ def test_configuring_again_replaces_the_name(file: Path) -> None:
     configure(file, name="master")
     configure(file, name="stream-encode")
     LOG.info("once")
-    assert [line.split()[2:] for line in file.read_text().splitlines()] == [["stream-encode", "once"]]
+    assert [line.split()[3:] for line in file.read_text().splitlines()] == [["stream-encode", "once"]]
 
 
 def test_the_file_is_for_its_owner_only_under_any_umask(file: Path) -> None:
@@ -216,7 +216,7 @@ def test_auto_is_json_where_no_terminal_is(capfd: pytest.CaptureFixture[str]) ->
 def test_a_line_about_a_job_names_it(file: Path) -> None:
     configure(file)
     LOG.info("half of it", extra={"job_id": "j\n1", "stream": "encode"})
-    assert re.fullmatch(r"\d\d:\d\d:\d\d info encode-1 job j\\n1: half of it\n", file.read_text())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info encode-1 job j\\n1: half of it\n", file.read_text())
 
 
 def test_auto_is_settled_where_standard_error_is_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
