@@ -131,6 +131,77 @@ class PutAside:
     size: int
 
 
+class Transfer(abc.ABC):
+    """One store's part in a move of everything to another store. `queuekit.transfer` says who asks what, and when.
+
+    *Leaving* jobs are out of sight of every reader and consumer here, of other ports too, and can be brought back.
+    *Arriving* jobs are not in sight yet, and come into it all together. Everything is durable when a method returns.
+    Raises `BackendUnavailable` when the store cannot be read, `WriteFailed` when it cannot be written.
+    """
+
+    # -- the store that is left
+
+    @abc.abstractmethod
+    def whole(self) -> Iterator[JobView | PutAside]:
+        """Every job in sight, with its dossier whatever its state, and what cannot be read as one. For a store at rest."""
+
+    @abc.abstractmethod
+    def leaving(self) -> Iterator[JobView]:
+        """Every job that `hide` took out of sight, as it was."""
+
+    @abc.abstractmethod
+    def hide(self, views: Sequence[JobView], *, leases: Mapping[str, Lease]) -> int:
+        """Take out of sight what is exactly as these views say; the others stay as they are. Returns how many it took.
+
+        `leases`: by stream; where there is one it must be ours, else `LeaseLost` is raised.
+        """
+
+    @abc.abstractmethod
+    def bring_back(self) -> int:
+        """Everything that is leaving comes into sight again as it was; returns how many."""
+
+    @abc.abstractmethod
+    def purge(self, limit: int) -> int:
+        """Remove at most `limit` files or rows of what is leaving for good; returns how many, 0 when none is left."""
+
+    # -- the store that is moved to
+
+    @abc.abstractmethod
+    def take_in(self, views: Sequence[JobView]) -> int:
+        """Have these jobs arrive, exactly as the views say; returns how many of them wait here now, out of sight.
+
+        One that waits already is replaced where it differs. One that is in sight exactly so is left, and not counted;
+        one that is in sight differently raises `WriteFailed` naming it, and nothing is changed.
+        """
+
+    @abc.abstractmethod
+    def unlike(self, views: Sequence[JobView]) -> list[JobView]:
+        """Those of these jobs that are not here exactly so: not arriving nor, when they are not arriving, in sight."""
+
+    @abc.abstractmethod
+    def waiting(self) -> int:
+        """How many jobs are arriving."""
+
+    @abc.abstractmethod
+    def discard(self) -> int:
+        """Forget all that is arriving; returns how many. Raises `WriteFailed` when they are being let in already."""
+
+    @abc.abstractmethod
+    def let_in(self, origin: str) -> int:
+        """Bring everything that is arriving into sight: once begun, it is only ever finished. Returns how many it took.
+
+        Ends come first, then deferred jobs, then pending ones, oldest first. `origin` is remembered until `forget`.
+        """
+
+    @abc.abstractmethod
+    def let_in_from(self) -> str | None:
+        """The `origin` of a `let_in` that was begun (or finished) and not yet forgotten; None: there is none."""
+
+    @abc.abstractmethod
+    def forget(self) -> None:
+        """Forget where jobs were let in from; nothing of the move is left here then."""
+
+
 class QueueBackend(abc.ABC):
     """A store of jobs. Every method is safe to call from several threads; errors are `QueueError`s."""
 
@@ -354,6 +425,12 @@ class QueueBackend(abc.ABC):
         `ValueError` for that where the store cannot do it.
         """
 
+    # -- moving to another store
+
+    @abc.abstractmethod
+    def transfer(self) -> Transfer:
+        """This store's part in a move to or from another one."""
+
     @property
     def checkpoints(self) -> Checkpoints:
         """What long work keeps here to go on after it was cut off.
@@ -367,4 +444,4 @@ class QueueBackend(abc.ABC):
         """Release every descriptor; any number of times. Jobs in flight stay in flight."""
 
 
-__all__ = ["Checkpoints", "JobID", "JobView", "Lease", "PutAside", "QueueBackend", "Tally", "Watcher"]
+__all__ = ["Checkpoints", "JobID", "JobView", "Lease", "PutAside", "QueueBackend", "Tally", "Transfer", "Watcher"]

@@ -25,6 +25,7 @@ from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES, checked_completio
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.memory_checkpoints import MemoryCheckpoints
+from queuekit.backends.memory_transfer import MemoryTransfer
 from queuekit.clock import ProcessClock, now_ms
 from queuekit.completion import ArtifactRef, Completion, SignalFile
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally
@@ -44,7 +45,10 @@ _Folder = dict[str, Job]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class MemoryStore:
-    """The jobs, leases and watchers that backends share. `receipts`: a number for each claim, new at each one."""
+    """The jobs, leases and watchers that backends share. `receipts`: a number for each claim, new at each one.
+
+    `leaving`, `arriving`, `origin`: of a move to another store, see `memory_transfer`.
+    """
 
     new: _Folder = dataclasses.field(default_factory=dict)
     later: _Folder = dataclasses.field(default_factory=dict)
@@ -59,6 +63,9 @@ class MemoryStore:
     watchers: set[MemoryWatcher] = dataclasses.field(default_factory=set)
     guard: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     count: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    leaving: dict[str, JobView] = dataclasses.field(default_factory=dict)
+    arriving: dict[str, JobView] = dataclasses.field(default_factory=dict)
+    origin: str | None = None
 
     def arrive(self, name: str, job: Job) -> None:
         """A job becomes pending, and whoever waits is woken."""
@@ -428,6 +435,13 @@ class MemoryBackend(QueueBackend):
             dossier=_copied(self.store.dossiers.get(job.id)) if blocked else None,
         )
 
+    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
+        """How many jobs of each stream have ended `blocked`, of `at_most` records."""
+        with self._open() as store:
+            ended = [(job, store.signals.get(job.id)) for job in store.done.values()]
+            blocked = [job.stream_id for job, end in ended if end and end.status is ObservationStatus.BLOCKED]
+            return dict(collections.Counter(map(str, blocked[:at_most])))
+
     def ids_beginning(self, typed: str) -> list[str]:
         """The ids that begin so."""
         with self._open() as store:
@@ -437,13 +451,6 @@ class MemoryBackend(QueueBackend):
     def put_aside(self, typed: str) -> PutAside | None:  # noqa: ARG002  whatever is here was a job when it came
         """None: nothing here cannot be read."""
         return None
-
-    def blocked_counts(self, *, at_most: int) -> dict[str, int]:
-        """How many jobs of each stream have ended `blocked`, of `at_most` records."""
-        with self._open() as store:
-            ended = [(job, store.signals.get(job.id)) for job in store.done.values()]
-            blocked = [job.stream_id for job, end in ended if end and end.status is ObservationStatus.BLOCKED]
-            return dict(collections.Counter(map(str, blocked[:at_most])))
 
     def streams(self) -> set[str]:
         """The streams of jobs that have not ended."""
@@ -477,6 +484,10 @@ class MemoryBackend(QueueBackend):
             raise ValueError("a stream in memory has one consumer at a time: its lease is exclusive")
         check_identifier(stream)
         return MemoryLease(self.store, stream, ttl)
+
+    def transfer(self) -> MemoryTransfer:
+        """This store's part in a move to or from another one."""
+        return MemoryTransfer(self._open)
 
     @property
     def checkpoints(self) -> MemoryCheckpoints:

@@ -6,6 +6,7 @@
     keep       cancel, retry, prune, intents              census     counting and reading
     listing    reading for people                         ownership  whose file it is
     quarantine what is no job -> done/                    fsops      the system calls
+    transfer   moving it all to another store             shelf      jobs out of sight
     claims     what this instance has                     checkpoints  .workerpool/checkpoints/
 
 Every move is one rename of the one file, so a job is always in exactly one place; a process may die between any two
@@ -34,6 +35,7 @@ from queuekit.backends.maildir.ownership import Ownership
 from queuekit.backends.maildir.quarantine import Quarantine
 from queuekit.backends.maildir.send import Sender
 from queuekit.backends.maildir.settle import Settler
+from queuekit.backends.maildir.transfer import MaildirTransfer
 from queuekit.clock import ProcessClock
 from queuekit.completion import ArtifactRef, Completion, SignalFile
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally, Watcher
@@ -306,6 +308,10 @@ class FilesystemBackend(QueueBackend):
     def checkpoints(self) -> MaildirCheckpoints:
         """The checkpoints of this root: files of ours, one each."""
         return self._checkpoints
+
+    def transfer(self) -> MaildirTransfer:
+        """This store's part in a move to or from another one."""
+        return MaildirTransfer(self._mount)
 
     def close(self) -> None:
         """Close every descriptor; any number of times."""

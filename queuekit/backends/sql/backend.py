@@ -22,6 +22,7 @@ from queuekit.backends.sql.sending import Sender
 from queuekit.backends.sql.settling import Settler
 from queuekit.backends.sql.sqlite import SqliteDatabase
 from queuekit.backends.sql.store import Store
+from queuekit.backends.sql.transfer import SqlTransfer
 from queuekit.clock import ProcessClock
 from queuekit.completion import ArtifactRef, Completion, SignalFile
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally, Watcher
@@ -214,13 +215,13 @@ class PersistenceKitBackend(QueueBackend):
         """The jobs in these states, a page at a time."""
         return self._reader.jobs(states, stream)
 
-    def ids_beginning(self, typed: str) -> list[str]:
-        """The ids that begin so."""
-        return self._reader.ids_beginning(typed)
-
     def blocked_counts(self, *, at_most: int) -> dict[str, int]:
         """How many jobs of each stream have ended `blocked`, of those that ended last."""
         return self._reader.blocked_counts(at_most)
+
+    def ids_beginning(self, typed: str) -> list[str]:
+        """The ids that begin so."""
+        return self._reader.ids_beginning(typed)
 
     def put_aside(self, typed: str) -> PutAside | None:
         """A row that ended because it holds no job."""
@@ -274,6 +275,10 @@ class PersistenceKitBackend(QueueBackend):
     def checkpoints(self) -> SqlCheckpoints:
         """The checkpoints of this database: rows of the jobs' table with a status of their own."""
         return self._checkpoints
+
+    def transfer(self) -> SqlTransfer:
+        """This store's part in a move to or from another one."""
+        return SqlTransfer(self._store)
 
     def close(self) -> None:
         """Close this process's connections. Jobs in flight stay in flight."""

@@ -22,6 +22,7 @@ from queuekit.testing.contract.people import PeopleContract
 from queuekit.testing.contract.sending import SendingContract
 from queuekit.testing.contract.settling import SettlingContract
 from queuekit.testing.contract.through_facade import FacadeContract
+from queuekit.testing.contract.transferring import TransferringContract
 from queuekit.testing.contract.waking import WakingContract
 
 
@@ -35,6 +36,7 @@ class BackendContract(
     LeasingContract,
     WakingContract,
     CheckpointContract,
+    TransferringContract,
     FacadeContract,
 ):
     """All of it."""
