@@ -48,10 +48,15 @@ def running_at_gate(estate: Estate, count: int = 1) -> tuple[list[str], Path]:
 
 def check_calm(pool: Pool, seconds: float = 4) -> None:
     """Nothing spins and the log does not fill up."""
-    before = len(pool.log.splitlines())
+    before = len(complaints(pool))
     assert endure(pool, seconds) < MOST_CPU
-    assert len(pool.log.splitlines()) - before < seconds
+    assert len(complaints(pool)) - before < seconds
     assert "Traceback" not in pool.log
+
+
+def complaints(pool: Pool) -> list[str]:
+    """The lines of the log that somebody should read."""
+    return [line for line in pool.log.splitlines() if '"level": "info"' not in line]
 
 
 def check_recovery(estate: Estate, pool: Pool, jobs: Collection[str]) -> None:
@@ -59,7 +64,7 @@ def check_recovery(estate: Estate, pool: Pool, jobs: Collection[str]) -> None:
     until(estate.finished(*jobs), "everything", patience=RECOVERY_SECONDS)
     assert pool.stop() == 0
     assert "Traceback" not in pool.log
-    assert len(pool.log.splitlines()) < MOST_LINES
+    assert len(complaints(pool)) < MOST_LINES
 
 
 # -- descriptors
@@ -224,8 +229,9 @@ def test_while_no_reply_can_be_written_not_everything_is_run(make_estate: Callab
     with failing(pool.stream_pid(), SYNCS, "EIO"):
         jobs = estate.send_many(1000)
         until(lambda: "settling jobs" in pool.log, "the trouble")
-        check_calm(pool)
-        assert 0 < len(estate.runs()) < 500
+        until(lambda: len(estate.runs()) >= 100, "as many runs as are allowed")
+        check_calm(pool, 6)
+        assert len(estate.runs()) < 500
     check_recovery(estate, pool, jobs)
     check_untouched(estate, jobs)
 
