@@ -369,6 +369,11 @@ def plant_lone_dossier(root: Path) -> str:
     return f"no folder has the job '{HEX}'"
 
 
+def plant_broken_checkpoint(root: Path) -> str:
+    put(root, ".workerpool/checkpoints/6-encode-place", b"{}")
+    return "it is no checkpoint"
+
+
 def plant_strange_lease(root: Path) -> str:
     put(root, "encode.drain.lease", b"somebody")
     return "does not hold an owner and a time"
@@ -453,6 +458,7 @@ PLANTS: list[tuple[str, Callable[[Path], str]]] = [
     ("intent-unreadable", plant_broken_intent),
     ("dossier-unreadable", plant_broken_dossier),
     ("dossier-alone", plant_lone_dossier),
+    ("checkpoint-unreadable", plant_broken_checkpoint),
     ("lease-unreadable", plant_strange_lease),
     ("lease-unreadable", plant_endless_lease),
     ("lease-dead", plant_dead_lease),

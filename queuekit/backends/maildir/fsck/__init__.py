@@ -17,7 +17,8 @@ Both may be used beside a running pool and on a dead root, also on one that a mo
     finding      the kinds, their words             look         a root opened to look, locks
     foundation   the root and its folders           inventory    one walk: what the filesystem knows of each file
     jobs         open jobs                          records      done/, intents, dossiers
-    holders      leases                             examine, repair
+    holders      leases                             checkpoints
+    examine, repair
 """
 
 from queuekit.backends.maildir.fsck.examine import examine

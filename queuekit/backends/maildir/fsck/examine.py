@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
-from queuekit.backends.maildir.fsck import foundation, holders, inventory, jobs, records
+from queuekit.backends.maildir.fsck import checkpoints, foundation, holders, inventory, jobs, records
 from queuekit.backends.maildir.fsck.finding import Finding, by_weight
 from queuekit.backends.maildir.fsck.look import Look, Progress
 from queuekit.lease import DEFAULT_TTL
@@ -49,6 +49,7 @@ def _all(look: Look, ttl: float, deep: bool, progress: Progress | None) -> Itera
     open_jobs = jobs.read(look, found, progress)
     yield from jobs.check(look, found, open_jobs, ttl)
     yield from records.check(look, found, open_jobs, deep=deep, progress=progress)
+    yield from checkpoints.check(look, found.names["checkpoints"], progress)
     yield from holders.check(look)
 
 

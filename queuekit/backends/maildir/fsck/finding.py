@@ -257,6 +257,12 @@ KINDS = {
         "it speaks of a job that is nowhere; a prune was killed just before its last step",
         "remove it when it is of no use any more",
     ),
+    # -- checkpoints
+    "checkpoint-unreadable": Kind(
+        _W,
+        "the work that keeps its place there is told so and cannot go on; a failing disk or another program did it",
+        "look at the file; then remove it, and the work starts from its beginning",
+    ),
     # -- leases and locks
     "lease-unreadable": Kind(
         _W,

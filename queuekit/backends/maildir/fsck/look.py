@@ -34,6 +34,7 @@ FOLDERS = {  # attribute of a mount -> folder below the root
     **{name: name for name in (layout.TMP, *OPEN, layout.DONE)},
     "intents": layout.INTENTS,
     "dossiers": layout.DOSSIERS,
+    "checkpoints": layout.CHECKPOINTS,
 }
 LEASE_SUFFIX = ".drain.lease"
 _LARGEST_LEASE = 4096
