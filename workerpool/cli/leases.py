@@ -11,31 +11,36 @@ import dataclasses
 import os
 import time
 
-import psutil
-
 from queuekit import QueueKit
 from queuekit.ids import safe_stream
 from queuekit.lease import FOLDER, Record
+from workerpool.cli.pools import is_stopped
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
-    """Who a lease names. `pid`: as far as the name tells; `age`: seconds since its last heartbeat, None: not known."""
+    """Who a lease names. `pid`: as far as the name tells; `age`: seconds since its last heartbeat, None: not known.
+
+    `is_valid`: the lease is in force; else its holder is dead, or was silent for too long, and anybody may take it.
+    """
 
     owner: str
     pid: int | None
     age: float | None
+    is_valid: bool
 
 
 def holder_of(queue: QueueKit, root: str | None, stream: str) -> Holder | None:
     """The holder of a stream's lease, stale or not; None when there is none. `root`: of a store that is a folder."""
-    if root is not None:
-        return _holder_in_file(root, stream)
-    owner = queue.lease(stream).holder()
-    return None if owner is None else Holder(owner, _pid_in(owner), None)
+    lease = queue.lease(stream)
+    record = Record(lease.holder() or "", 0.0) if root is None else _record(root, stream)
+    if record is None or not record.owner:
+        return None
+    age = None if root is None else max(0.0, time.time() - record.at)
+    return Holder(record.owner, _pid_in(record.owner), age, lease.is_held_by_other())
 
 
-def _holder_in_file(root: str, stream: str) -> Holder | None:
+def _record(root: str, stream: str) -> Record | None:
     try:
         fd = os.open(
             os.path.join(root, f"{safe_stream(stream)}.drain.lease"),
@@ -49,8 +54,7 @@ def _holder_in_file(root: str, stream: str) -> Holder | None:
         return None
     finally:
         os.close(fd)
-    record = Record.decode(content)
-    return Holder(record.owner, _pid_in(record.owner), max(0.0, time.time() - record.at)) if record else None
+    return Record.decode(content)
 
 
 def _pid_in(owner: str) -> int | None:
@@ -69,13 +73,6 @@ def stopped_in_lock(root: str, stream: str) -> int | None:
     for entry in entries:  # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
         if len(entry) == 8 and entry[1] == "FLOCK" and entry[5].rpartition(":")[2] == str(inode):
             pid = int(entry[4])
-            if _is_stopped(pid):
+            if is_stopped(pid):
                 return pid
     return None
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(pid > 0 and psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -85,6 +86,17 @@ def _adding_source(command: F, *, argument: bool) -> F:
         wrapped = click.argument("config_argument", metavar="[CONFIG]", required=False)(wrapped)
     result: F = wrapped
     return result
+
+
+def where_option(config: PoolConfig) -> str:
+    """How to name the configuration in a command to type, with a space before it; "" when it is the default one."""
+    if config.path is None:
+        from workerpool.cli.words import masked
+
+        return f" --store {shlex.quote(masked(config.store.url))}"
+    if config.path == os.path.abspath(DEFAULT_CONFIG):
+        return ""
+    return f" --config {shlex.quote(os.path.relpath(config.path))}"
 
 
 def json_option(command: F) -> F:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import psutil
 
 from queuekit import BackendUnavailable
-from workerpool.board import Board, BoardError, BoardHeader, Kind, RowView, find_boards
+from workerpool.board import Board, BoardError, BoardHeader, Kind, RowView, find_boards, find_lost
 from workerpool.process import boot_id, is_running
 
 UNSTEADY_RESTARTS = 3
@@ -67,13 +67,17 @@ class StreamRows:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """A pool by its board. `alive`: its master runs; `same_boot`: its monotonic times can be compared with ours."""
+    """A pool by its board. `alive`: its master runs; `same_boot`: its monotonic times can be compared with ours.
+
+    `lost`: the board's file was removed, and only its processes have it still.
+    """
 
     header: BoardHeader
     alive: bool
     same_boot: bool
     master: RowView | None
     streams: tuple[StreamRows, ...]
+    lost: bool = False
 
     def stream(self, name: str) -> StreamRows | None:
         """The stream of that name here."""
@@ -94,13 +98,16 @@ class Pool:
 def read_pools(directory: str) -> list[Pool]:
     """The pools with a board in `directory`, living ones first, the newest first among each.
 
-    Raises `BackendUnavailable` when the directory cannot be listed.
+    Where none lives by these, those are looked for whose board was removed from there. Raises `BackendUnavailable`
+    when the directory cannot be listed.
     """
     try:
         boards = find_boards(directory)
     except OSError as error:
         raise BackendUnavailable(f"cannot list {directory}: {error.strerror}") from error
-    pools = [pool for path, alive in boards if (pool := _read(path, alive)) is not None]
+    pools = [pool for path, alive in boards if (pool := _read(path, alive=alive)) is not None]
+    if not any(pool.alive for pool in pools):
+        pools += [pool for path in find_lost(directory) if (pool := _read(path, alive=True, lost=True)) is not None]
     return sorted(pools, key=lambda pool: (not pool.alive, -pool.header.created_ms))
 
 
@@ -120,9 +127,17 @@ def who_runs(pools: list[Pool], job_id: str) -> tuple[Pool, RowView] | None:
     return None
 
 
-def _read(path: str, alive: bool) -> Pool | None:
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP, Ctrl-Z, a debugger) and does nothing until it is continued."""
     try:
-        board = Board.attach(path)
+        return bool(pid > 0 and psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def _read(path: str, *, alive: bool, lost: bool = False) -> Pool | None:
+    try:
+        board = Board.attach(path, follow=lost)
     except (BoardError, OSError):  # of another version, or gone meanwhile: nothing to show
         return None
     try:
@@ -135,6 +150,7 @@ def _read(path: str, alive: bool) -> Pool | None:
         same_boot=header.boot == boot_id(),
         master=next((row for row in rows if row.kind is Kind.MASTER), None),
         streams=tuple(_streams(rows)),
+        lost=lost,
     )
 
 

@@ -1,12 +1,14 @@
 """What `status` tells, gathered into plain values: for the screen and for `--json`, whose keys are these.
 
-Counts of waiting jobs come from the store, everything about processes from the boards.
+Counts of jobs come from the store, everything about processes from the boards. In flight are the jobs that are claimed;
+of these run the ones that a worker has begun.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -17,39 +19,58 @@ from workerpool import pauses
 from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.leases import Holder, holder_of, stopped_in_lock
-from workerpool.cli.pools import Pool, StreamRows, read_pools, running_for
+from workerpool.cli.options import where_option
+from workerpool.cli.pools import Pool, StreamRows, is_stopped, read_pools, running_for
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory, store_folder
 
 Facts = dict[str, Any]
+_RECORDS_COUNTED = 100_000
 
 
-def gather(config: PoolConfig, queue: QueueKit) -> Facts:
-    """The status of a store and its pools.
+def gather(config: PoolConfig, queue: QueueKit, blocked: Mapping[str, int] | None = None) -> Facts:
+    """The status of a store and its pools. `blocked`: what `count_blocked` has said lately, where it is known.
 
-    `ok`: no stream is failing, and none is held up by a process that is stopped or stuck.
+    `ok`: no stream is failing or in trouble, and nothing is held up by a process that is stopped or stuck.
     Raises `BackendUnavailable` when the store cannot be read.
     """
     pools = read_pools(board_directory(config))
+    blocked = count_blocked(queue) if blocked is None else blocked
     configured = [stream.name for stream in config.streams]
     named = [*configured, *sorted((queue.backend.streams() | _on_boards(pools)) - set(configured))]
     root = store_folder(config)
-    ttl = config.lease.ttl
     streams = [
-        _stream(name, queue, pools, root, known=name in configured) | _pause(config, name) | _stuck(name, pools, config)
+        _stream(name, queue, pools, root, known=name in configured)
+        | {"blocked": blocked.get(name, 0)}
+        | _pause(config, name)
+        | _stuck(name, pools, config)
         for name in named
     ]
     for stream in streams:
-        stream["stuck"] = stream["stuck"] or _is_late(stream["lease"], ttl)
+        stream["stuck"] = stream["stuck"] or _is_late(stream["lease"], config.lease.ttl)
+    told = [_pool(pool) for pool in pools]
     return {
-        "ok": not any(stream["health"] == "failing" or stream["stuck"] or stream["stopped_pid"] for stream in streams),
+        "ok": not any(map(_is_held_up, streams)) and not any(pool["stopped"] for pool in told),
         "store": words.masked(config.store.url),
         "config": config.path,
         "running": any(pool.alive for pool in pools),
-        "pools": [_pool(pool) for pool in pools],
+        "pools": told,
         "streams": streams,
-        "warnings": list(_warnings(config, queue, streams, pools)),
+        "warnings": [*map(_about_pool, filter(_is_odd, told)), *_warnings(config, queue, streams, pools)],
     }
+
+
+def count_blocked(queue: QueueKit) -> dict[str, int]:
+    """How many jobs of each stream have ended blocked and are kept: the last 100,000 that ended are looked at.
+
+    Raises `BackendUnavailable` when the store cannot be read.
+    """
+    return queue.backend.blocked_counts(at_most=_RECORDS_COUNTED)
+
+
+def _is_held_up(stream: Facts) -> bool:
+    stopped = any(worker["state"] == "stopped" for worker in stream["workers"])
+    return bool(stream["health"] in {"failing", "in trouble"} or stream["stuck"] or stream["stopped_pid"] or stopped)
 
 
 def _on_boards(pools: list[Pool]) -> set[str]:
@@ -65,6 +86,8 @@ def _pool(pool: Pool) -> Facts:
         "pid": pool.header.pid,
         "alive": pool.alive,
         "state": (pool.master.state if pool.master else "starting") if pool.alive else "dead",
+        "stopped": pool.alive and is_stopped(pool.header.pid),
+        "lost_board": pool.lost,
         "config": pool.header.config or None,
         "started_ms": pool.header.created_ms,
         "seconds": seconds if pool.alive else None,
@@ -83,7 +106,8 @@ def _stream(name: str, queue: QueueKit, pools: list[Pool], root: str | None, *, 
         "name": name,
         "configured": known,
         "pending": tally.pending,
-        "running": tally.in_flight,
+        "claimed": tally.in_flight,
+        "running": _running(name, pools, holder, tally.in_flight),
         "retrying": tally.retrying,
         "scheduled": tally.scheduled,
         "next_retry_ms": tally.next_retry_ms,
@@ -92,12 +116,22 @@ def _stream(name: str, queue: QueueKit, pools: list[Pool], root: str | None, *, 
     } | (_process(*shown) if shown else _no_process(pools))
 
 
+def _running(name: str, pools: list[Pool], holder: Holder | None, claimed: int) -> int:
+    """How many jobs workers have begun; of a holder on no board, who runs what it has claimed, all of these."""
+    rows = [stream for pool in pools if (stream := pool.stream(name)) is not None]
+    if holder is not None and holder.is_valid and all(each.row.name != holder.owner for each in rows):
+        return claimed
+    workers = (row for each in rows for row in each.workers if row.job and row.owner_is_running())
+    return sum(max(1, row.batch) for row in workers)
+
+
 def _shown(name: str, pools: list[Pool], holder: Holder | None) -> tuple[Pool, StreamRows] | None:
-    """The process that a stream is told by: the lease's holder, else a living one, else the last dead one's."""
+    """The process that a stream is told by: the lease's holder, else a living one, else the one that had it last."""
     found = [(pool, stream) for pool in pools if (stream := pool.stream(name)) is not None]
     living = [each for each in found if each[0].alive]
     held = [each for each in living if holder is not None and each[1].row.name == holder.owner]
-    return next(iter(held or living or found), None)
+    last = sorted(found, key=lambda each: -each[1].row.held_ms)
+    return next(iter(held or living or last), None)
 
 
 def _pause(config: PoolConfig, name: str) -> Facts:
@@ -110,15 +144,18 @@ def _pause(config: PoolConfig, name: str) -> Facts:
 
 def _process(pool: Pool, stream: StreamRows) -> Facts:
     row = stream.row
+    in_trouble = bool(row.trouble) and pool.alive and stream.alive
     seconds = max(1.0, (now_ms() - pool.header.created_ms) / 1000)
     ended = row.jobs_done + row.jobs_blocked
     return {
-        "health": stream.health if pool.alive else "stopped",
+        "health": _health(stream, in_trouble=in_trouble) if pool.alive else "stopped",
         "error": stream.trouble if pool.alive else row.error,
+        "trouble": row.trouble if in_trouble else None,
+        "trouble_since_ms": row.trouble_ms if in_trouble else None,
         "pid": row.pid if pool.alive and stream.alive else None,
         "restarts": row.restarts,
         "done": row.jobs_done,
-        "blocked": row.jobs_blocked,
+        "blocked_by_this_run": row.jobs_blocked,
         "retried": row.jobs_retried,
         "crashes": row.crashes,
         "jobs_per_second": round(ended / seconds, 3) if pool.alive else None,
@@ -126,14 +163,21 @@ def _process(pool: Pool, stream: StreamRows) -> Facts:
     }
 
 
+def _health(stream: StreamRows, *, in_trouble: bool) -> str:
+    health = stream.health
+    return "in trouble" if in_trouble and health not in {"failing", "ended"} else health
+
+
 def _no_process(pools: list[Pool]) -> Facts:
     return {
         "health": "not worked" if any(pool.alive for pool in pools) else "stopped",
         "error": "",
+        "trouble": None,
+        "trouble_since_ms": None,
         "pid": None,
         "restarts": 0,
         "done": 0,
-        "blocked": 0,
+        "blocked_by_this_run": 0,
         "retried": 0,
         "crashes": 0,
         "jobs_per_second": None,
@@ -146,7 +190,7 @@ def _worker(row: RowView, pool: Pool) -> Facts:
     return {
         "name": row.name,
         "pid": row.pid,
-        "state": row.state if not pool.alive or row.owner_is_running() else "dead",
+        "state": _state_of(row) if pool.alive else row.state,
         "job": row.job or None,
         "jobs_together": row.batch if busy else 0,
         "since_ms": row.since_ms if busy else None,
@@ -157,11 +201,17 @@ def _worker(row: RowView, pool: Pool) -> Facts:
     }
 
 
+def _state_of(row: RowView) -> str:
+    if not row.owner_is_running():
+        return "dead"
+    return "stopped" if is_stopped(row.pid) else row.state
+
+
 # -- leases
 
 
 def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
-    """Who has the stream. `state`: held, standby (somebody waits for a holder that is on no board), fenced or free."""
+    """Who has the stream. `state`: held, fenced, free; left: its holder is dead, or was silent for too long."""
     rows = [stream for pool in pools if pool.alive and (stream := pool.stream(name)) is not None]
     waiting = [stream.row.pid for stream in rows if stream.row.lease == "standby"]
     mine = next((stream for stream in rows if _holds(stream, holder)), None)
@@ -169,7 +219,7 @@ def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
     if mine is not None:
         state = mine.row.lease or "held"
     elif holder is not None:
-        state = "held"
+        state = "held" if holder.is_valid else "left"
     return {
         "state": state,
         "owner": holder.owner if holder else None,
@@ -189,7 +239,7 @@ def _holds(stream: StreamRows, holder: Holder | None) -> bool:
 
 
 def _stuck(name: str, pools: list[Pool], config: PoolConfig) -> Facts:
-    """`stuck`: the pid of a living pool's process of this stream that has given no sign of life for a ttl, or None.
+    """`stuck`: the pid of a pool's process of this stream that was stopped, or has been silent for a ttl, or None.
 
     A process that runs handlers inline is silent here while it does: only its lease tells.
     """
@@ -199,7 +249,7 @@ def _stuck(name: str, pools: list[Pool], config: PoolConfig) -> Facts:
         rows = pool.stream(name) if pool.alive and pool.same_boot else None
         if rows is not None and rows.alive and rows.row.heartbeat_ns:
             silent = (time.monotonic_ns() - rows.row.heartbeat_ns) / 1e9
-            if silent > ttl:
+            if silent > ttl or is_stopped(rows.row.pid):
                 return {"stuck": rows.row.pid, "silent": silent}
     return {"stuck": None, "silent": None}
 
@@ -211,14 +261,31 @@ def _is_late(lease: Mapping[str, Any], ttl: float) -> int | None:
 
 
 def _about_stuck(stream: Mapping[str, Any]) -> str:
+    pid = stream["stuck"]
+    if is_stopped(pid):
+        return f"stream {stream['name']}: its process {pid} is stopped; `kill -CONT {pid}` lets it go on"
     ages = [age for age in (stream["silent"], stream["lease"]["age"]) if age is not None]
-    return (
-        f"stream {stream['name']}: its process is stopped or stuck: pid {stream['stuck']} gave no sign of life for "
-        f"{words.duration(max(ages))}"
-    )
+    silent = f" for {words.duration(max(ages))}" if ages else ""
+    text = f"stream {stream['name']}: its process is stuck: pid {pid} gave no sign of life{silent}"
+    is_of_a_pool = stream["silent"] is not None or stream["lease"]["on_board"]
+    return f"{text}; `kill -KILL {pid}` has another one take over" if is_of_a_pool else text
 
 
 # -- what a person should know
+
+
+def _is_odd(pool: Mapping[str, Any]) -> bool:
+    return bool(pool["stopped"] or pool["lost_board"])
+
+
+def _about_pool(pool: Mapping[str, Any]) -> str:
+    pid = pool["pid"]
+    if pool["stopped"]:
+        return (
+            f"pool {pid}: its master is stopped and takes no signal, its streams go on; "
+            f"`kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends the pool"
+        )
+    return f"pool {pid}: its board was removed; it works, and can be steered, and a restart makes another one"
 
 
 def _warnings(config: PoolConfig, queue: QueueKit, streams: list[Facts], pools: list[Pool]) -> list[str]:
@@ -226,33 +293,50 @@ def _warnings(config: PoolConfig, queue: QueueKit, streams: list[Facts], pools: 
     unknown = [stream["name"] for stream in streams if not stream["configured"] and _waits(stream)]
     if config.streams and unknown:
         said.append(f"jobs of streams that the configuration does not name: {', '.join(unknown)}")
-    for stream in streams:
-        if stream["paused_since_ms"] is not None:
-            said.append(_about_paused(stream))
-        if stream["stopped_pid"]:
-            said.append(
-                f"stream {stream['name']}: process {stream['stopped_pid']} is stopped inside its lock; nothing moves "
-                f"until it goes on (kill -CONT {stream['stopped_pid']}) or ends"
-            )
-        lease = stream["lease"]
-        if stream["stuck"]:
-            said.append(_about_stuck(stream))
-        elif lease["state"] == "held" and not lease["on_board"] and (lease["age"] or 0) > config.lease.ttl:
-            said.append(f"stream {stream['name']}: its lease was last renewed {words.duration(lease['age'])} ago")
+    said += [text for stream in streams for text in _about_stream(stream, config)]
     dead = [pool for pool in pools if not pool.alive and not _ended_in_order(pool)]
     in_flight = _in_flight(queue) if any(row.job for pool in dead for row in pool.workers()) else set()
     running = {row.job for pool in pools if pool.alive for row in pool.workers()}
-    return said + [_about_dead(pool, in_flight - running) for pool in dead]
+    nobody = not any(pool.alive for pool in pools)
+    step = f"; `workerpool run{where_option(config)}` takes over what it left" if nobody and config.path else ""
+    return said + [_about_dead(pool, in_flight - running, step) for pool in dead]
+
+
+def _about_stream(stream: Mapping[str, Any], config: PoolConfig) -> Iterator[str]:
+    name, lease, pid, where = stream["name"], stream["lease"], stream["stopped_pid"], where_option(config)
+    if stream["trouble"]:
+        since = words.duration(max(0, now_ms() - stream["trouble_since_ms"]) / 1000)
+        yield f"stream {name}: {stream['trouble']}, since {since}"
+    if stream["paused_since_ms"] is not None:
+        yield _about_paused(stream, where)
+    if pid:
+        yield (
+            f"stream {name}: process {pid} is stopped inside its lock; nothing moves until it goes on "
+            f"(`kill -CONT {pid}`) or ends"
+        )
+    if stream["stuck"]:
+        yield _about_stuck(stream)
+    elif lease["state"] == "held" and not lease["on_board"] and (lease["age"] or 0) > config.lease.ttl:
+        yield f"stream {name}: its lease was last renewed {words.duration(lease['age'])} ago"
+    for worker in stream["workers"]:
+        if worker["state"] == "stopped":
+            yield f"stream {name}: {worker['name']} is stopped; `kill -CONT {worker['pid']}` lets it go on"
+    if stream["blocked"]:
+        count = words.number(stream["blocked"], "job")
+        yield (
+            f"stream {name}: {count} ended blocked; `workerpool jobs --state blocked{where}` lists them, "
+            f"`workerpool retry --all-blocked --stream {shlex.quote(name)}{where}` runs them again"
+        )
 
 
 def _in_flight(queue: QueueKit) -> set[str]:
     return {str(job.id) for job in queue.in_flight()}
 
 
-def _about_paused(stream: Mapping[str, Any]) -> str:
+def _about_paused(stream: Mapping[str, Any], where: str) -> str:
     name, by = stream["name"], f" by {stream['paused_by']}" if stream["paused_by"] else ""
     since = words.since(stream["paused_since_ms"], now_ms())
-    return f"stream {name}: paused since {since}{by}; `workerpool resume {name}` ends it"
+    return f"stream {name}: paused since {since}{by}; `workerpool resume {name}{where}` ends it"
 
 
 def _waits(stream: Mapping[str, Any]) -> bool:
@@ -263,8 +347,11 @@ def _ended_in_order(pool: Pool) -> bool:
     return pool.master is not None and pool.master.state == "ended"
 
 
-def _about_dead(pool: Pool, left: set[str]) -> str:
-    """What became of a pool that did not end in order. `left`: the jobs in flight that nobody is known to run."""
+def _about_dead(pool: Pool, left: set[str], step: str) -> str:
+    """What became of a pool that did not end in order.
+
+    `left`: the jobs in flight that nobody is known to run; `step`: what to do about it.
+    """
     head = f"pool {pool.header.pid}"
     survivors = len(pool.survivors)
     if survivors:
@@ -272,11 +359,15 @@ def _about_dead(pool: Pool, left: set[str]) -> str:
         return f"{head} has lost its master; {survivors} process{stay} when what it does is done"
     again = sum(row.job in left for row in pool.workers())
     text = f"{head} ended without clearing up"
-    return f"{text}; it was running {words.number(again, 'job')}, which will run again" if again else text
+    text += f"; it was running {words.number(again, 'job')}, which will run again" if again else ""
+    return text + step
 
 
 def rates(before: Facts, after: Facts, seconds: float) -> dict[str, float]:
     """Jobs ended per second of each stream between two reports that are `seconds` apart."""
-    earlier = {stream["name"]: stream["done"] + stream["blocked"] for stream in before["streams"]}
-    ended = {stream["name"]: stream["done"] + stream["blocked"] for stream in after["streams"]}
+    earlier, ended = _ended(before), _ended(after)
     return {name: max(0.0, (count - earlier.get(name, count)) / seconds) for name, count in ended.items()}
+
+
+def _ended(facts: Facts) -> dict[str, int]:
+    return {stream["name"]: stream["done"] + stream["blocked_by_this_run"] for stream in facts["streams"]}

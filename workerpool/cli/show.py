@@ -17,7 +17,7 @@ from workerpool import pauses
 from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.jobs import brief
-from workerpool.cli.options import DEFAULT_CONFIG, Source, json_option, print_json, with_source
+from workerpool.cli.options import Source, json_option, print_json, where_option, with_source
 from workerpool.cli.pools import Pool, read_pools, who_runs
 from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue
@@ -96,7 +96,7 @@ def _scene(view: JobView, config: PoolConfig) -> Scene:
 
 def next_steps(view: JobView, scene: Scene) -> list[str]:
     """What to type, for a job that is where it is."""
-    where = _where(scene.config)
+    where = where_option(scene.config)
     id, stream = words.printable(view.job.id), view.job.stream_id
     if view.state is State.DONE:
         return _after_its_end(view, id, where, _to_work(stream, where, scene))
@@ -131,16 +131,7 @@ def _after_its_end(view: JobView, id: str, where: str, to_work: list[str]) -> li
 def after_success(view: JobView, config: PoolConfig) -> list[str]:
     """What to type for a finished job whose handler is known to succeed now."""
     ended_well = view.signal is None or view.signal.status == "done"
-    return [] if ended_well else [f"workerpool retry {words.printable(view.job.id)}{_where(config)}"]
-
-
-def _where(config: PoolConfig) -> str:
-    """How to name the configuration again; nothing when it is the default one."""
-    if config.path is None:
-        return f" --store {shlex.quote(words.masked(config.store.url))}"
-    if config.path == os.path.abspath(DEFAULT_CONFIG):
-        return ""
-    return f" --config {shlex.quote(os.path.relpath(config.path))}"
+    return [] if ended_well else [f"workerpool retry {words.printable(view.job.id)}{where_option(config)}"]
 
 
 # -- the same for programs

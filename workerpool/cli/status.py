@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import click
 
@@ -14,6 +15,7 @@ from workerpool.cli.store import open_queue
 from workerpool.config import PoolConfig
 
 _FRAMES_PER_SECOND = 2
+_COUNT_SECONDS = 5.0  # between two counts of blocked jobs, which are dearer than the rest
 
 
 @click.command("status")
@@ -23,12 +25,14 @@ _FRAMES_PER_SECOND = 2
 def status_command(ctx: click.Context, source: Source, as_json: bool) -> None:
     """Show the pool and its streams on one screen: what waits, what runs, who works it, what is wrong.
 
-    `done` and `blocked` count what the present run has ended; without one, the last. A stream is failing when its
-    handler cannot be loaded or its processes die again and again.
+    `claimed` is what the pool has taken to work on, `running` what workers have begun of it. `done` counts what the
+    present run has ended well; without one, the last. `blocked` counts what is kept of jobs that ended so (of the
+    100,000 that ended last). A stream is failing when its handler cannot be loaded or its processes die again and
+    again, and in trouble while something, such as a full disk, keeps it from its work.
 
     \b
-    Exit codes: 0 nothing is failing (also when no pool runs), 1 a stream is failing or its process stopped or stuck,
-    3 the store cannot be read
+    Exit codes: 0 nothing is wrong (also when no pool runs), 1 a stream is failing or in trouble, or a process is
+    stopped or stuck, 3 the store cannot be read
     """
     config = source.load()
     with open_queue(config) as queue:
@@ -61,6 +65,7 @@ def _draw_until_interrupted(config: PoolConfig, queue: QueueKit) -> None:
 
     console = views.console()
     facts, at = gather(config, queue), time.monotonic()
+    counted_at = at
     if not console.is_terminal:
         console.print(views.status(facts))
         return
@@ -68,12 +73,19 @@ def _draw_until_interrupted(config: PoolConfig, queue: QueueKit) -> None:
         with Live(views.status(facts), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(1 / _FRAMES_PER_SECOND)
-                facts, at, per_second = _next_frame(config, queue, facts, at)
+                blocked = None
+                if time.monotonic() - counted_at < _COUNT_SECONDS:
+                    blocked = {stream["name"]: stream["blocked"] for stream in facts["streams"]}
+                else:
+                    counted_at = time.monotonic()
+                facts, at, per_second = _next_frame(config, queue, facts, at, blocked)
                 live.update(views.status(facts, per_second), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def _next_frame(config: PoolConfig, queue: QueueKit, before: Facts, at: float) -> tuple[Facts, float, dict[str, float]]:
-    facts, now = gather(config, queue), time.monotonic()
+def _next_frame(
+    config: PoolConfig, queue: QueueKit, before: Facts, at: float, blocked: Mapping[str, int] | None
+) -> tuple[Facts, float, dict[str, float]]:
+    facts, now = gather(config, queue, blocked), time.monotonic()
     return facts, now, rates(before, facts, now - at)

@@ -12,7 +12,7 @@ import psutil
 from workerpool.cli.check import bad_imports
 from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
-from workerpool.cli.pools import Pool, read_pools
+from workerpool.cli.pools import Pool, is_stopped, read_pools
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory
 from workerpool.process import kill_process
@@ -77,8 +77,20 @@ def running_pools(config: PoolConfig) -> list[Pool]:
 
 
 def _signal(pool: Pool, number: int) -> None:
+    """Send it; raises `Refusal` when the pool is gone, or is stopped: then it hears it only once it goes on."""
+    _refuse_stopped(pool)
     if not kill_process(pool.header.pid, pool.header.start, number):
         raise Refusal(f"pool {pool.header.pid} has just ended, or is another user's", FAILED)
+
+
+def _refuse_stopped(pool: Pool) -> None:
+    pid = pool.header.pid
+    if is_stopped(pid):
+        raise Refusal(
+            f"pool {pid} is stopped itself (SIGSTOP or a debugger) and takes no signal: "
+            f"`kill -CONT {pid}` lets it go on; `kill -KILL {pid}` ends it, and its streams with it",
+            FAILED,
+        )
 
 
 def _interrupt_twice(pool: Pool, directory: str) -> None:
@@ -88,7 +100,9 @@ def _interrupt_twice(pool: Pool, directory: str) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while _state(pool, directory) not in {"stopping", "ended", ""}:
         if time.monotonic() > deadline:
-            raise Refusal(f"pool {pool.header.pid} does not react", FAILED)
+            _refuse_stopped(pool)
+            pid = pool.header.pid
+            raise Refusal(f"pool {pid} does not react: `kill -KILL {pid}` ends it, and its streams with it", FAILED)
         time.sleep(0.01)
     kill_process(pool.header.pid, pool.header.start, signal.SIGINT)  # it may have ended by now: so much the better
 

@@ -19,6 +19,8 @@ _STYLES = {
     "running": "green",
     "done": "green",
     "failing": "bold red",
+    "in trouble": "bold red",
+    "stopped": "red",
     "blocked": "red",
     "retrying": "yellow",
     "stopping": "yellow",
@@ -141,11 +143,11 @@ def _head(facts: Mapping[str, Any]) -> list[Text]:
 
 
 def _streams(streams: Sequence[Mapping[str, Any]], rates: Mapping[str, float]) -> Fitted:
-    counts = ("pending", "running", "retrying", "scheduled", "done", "blocked")
+    counts = ("pending", "claimed", "running", "retrying", "scheduled", "done", "blocked")
     drawn = Fitted(
         *("stream", "state", *counts, "jobs/s", "restarts", "lease"),
         right=(*counts, "jobs/s", "restarts"),
-        lesser=("restarts", "jobs/s", "lease", "scheduled", "retrying", "running", "done", "blocked", "state"),
+        lesser=("restarts", "jobs/s", "lease", "claimed", *counts[3:5], "running", "done", "blocked", "state"),
         elastic="lease",
     )
     for stream in streams:
@@ -173,7 +175,8 @@ def lease_words(lease: Mapping[str, Any]) -> str:
         said = "free"
     else:
         whom = f"pid {lease['pid']}" if lease["pid"] is not None else lease["owner"]
-        said = f"{lease['state']} by {whom}" if lease["state"] == "held" else f"{lease['state']} ({whom})"
+        word = "left by the dead or silent" if lease["state"] == "left" else f"{lease['state']} by"
+        said = f"{lease['state']} ({whom})" if lease["on_board"] and lease["state"] != "held" else f"{word} {whom}"
         if not lease["on_board"] and lease["age"] is not None:
             said += f", renewed {words.duration(lease['age'])} ago"
     waiting = ", ".join(f"pid {pid}" for pid in lease["standby_pids"])

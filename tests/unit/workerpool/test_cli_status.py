@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from queuekit import QueueKit
+from queuekit.testing.jobs import make_job
 from workerpool.board import Board, Kind
 from workerpool.cli.main import cli
+from workerpool.process import start_identity
 
 CONFIG = '[streams.mail]\nhandler = "handlers:mail"\n'
 
@@ -74,7 +79,7 @@ def test_a_running_stream_with_its_worker(config: Path, board: Board) -> None:
     board.row(2).progress(3, 10)
     board.row(1).add(jobs_done=5, jobs_blocked=2)
     stream = mail(config)
-    assert (stream["health"], stream["done"], stream["blocked"]) == ("running", 5, 2)
+    assert (stream["health"], stream["done"], stream["blocked_by_this_run"]) == ("running", 5, 2)
     [worker] = stream["workers"]
     assert (worker["job"], worker["progress"], worker["state"]) == ("job-7", [3, 10], "ready")
     shown = status(config)
@@ -181,7 +186,7 @@ def test_the_board_of_a_pool_that_ended_in_order_is_read_without_a_warning(confi
     told = facts(config)
     assert (told["ok"], told["warnings"]) == (True, [])
     stream = told["streams"][0]
-    assert (stream["health"], stream["done"], stream["blocked"]) == ("stopped", 5, 2)
+    assert (stream["health"], stream["done"], stream["blocked_by_this_run"]) == ("stopped", 5, 2)
 
 
 def test_a_process_without_a_sign_of_life_is_stuck(config: Path, board: Board) -> None:
@@ -189,7 +194,8 @@ def test_a_process_without_a_sign_of_life_is_stuck(config: Path, board: Board) -
     board.row(1).beat(time.monotonic_ns() - 16 * 10**9)
     result = status(config)
     assert result.exit_code == 1
-    assert "its process is stopped or stuck" in result.stdout
+    assert "its process is stuck" in result.stdout
+    assert f"`kill -KILL {board.view(1).pid}`" in result.stdout
     assert mail(config)["stuck"] == board.view(1).pid
 
 
@@ -207,7 +213,8 @@ def test_a_held_lease_that_is_not_renewed_is_a_stuck_process(config: Path) -> No
         place.write_text(f"{lease.owner}\n{time.time() - 60}")
         told = facts(config)
     assert told["ok"] is False
-    assert "its process is stopped or stuck" in told["warnings"][0]
+    assert "its process is stuck" in told["warnings"][0]
+    assert "kill" not in told["warnings"][0]  # whoever it is, it is none of a pool
 
 
 def test_boards_that_cannot_be_listed_are_an_unusable_store(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +270,146 @@ def test_a_handler_that_does_not_import_is_not_passed_on_either(
     (config.parent / "handlers.py").write_text("def mail(job): pass\n")
     assert CliRunner().invoke(cli, ["reload", str(config)]).exit_code == 0
     assert sent == [signal.SIGHUP]
+
+
+# -- what is wrong, and what to type
+
+
+def end_blocked(config: Path, *ids: str) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        queue.send_batch([make_job(id, "mail") for id in ids])
+        for claimed in queue.drain("mail"):
+            queue.reply(claimed.job.id, "blocked")
+
+
+def test_what_is_kept_of_blocked_jobs_is_counted_whoever_has_blocked_them(config: Path, board: Board) -> None:
+    """Also what an earlier run has blocked, and what this one has blocked and somebody has retried since."""
+    end_blocked(config, "a", "b", "c")
+    board.row(1).add(jobs_blocked=7)
+    told = facts(config)
+    assert (told["streams"][0]["blocked"], told["streams"][0]["blocked_by_this_run"]) == (3, 7)
+    assert told["ok"] is True
+    [warning] = told["warnings"]
+    assert "3 jobs ended blocked" in warning
+    assert f"`workerpool jobs --state blocked --config {os.path.relpath(config)}`" in warning
+    assert "`workerpool retry --all-blocked --stream mail --config" in warning
+
+
+def test_running_is_what_workers_have_begun_and_claimed_what_was_taken(config: Path, board: Board) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        ids = [queue.submit("mail") for _ in range(5)]
+        queue.drain("mail")
+    assert (mail(config)["claimed"], mail(config)["running"]) == (5, 0)
+    board.row(2).start_job(ids[0])
+    assert (mail(config)["claimed"], mail(config)["running"]) == (5, 1)
+    board.row(2).start_batch(ids[:3])
+    assert mail(config)["running"] == 3
+
+
+def test_who_is_on_no_board_runs_what_it_has_claimed(config: Path) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        lease = queue.lease("mail")
+        assert lease.try_acquire()
+        queue.submit("mail")
+        queue.drain("mail", lease=lease)
+        assert (mail(config)["claimed"], mail(config)["running"]) == (1, 1)
+        lease.release()
+
+
+def test_what_keeps_a_stream_from_its_work_is_told_with_its_length(config: Path, board: Board) -> None:
+    board.row(1).set(trouble_ms=int(time.time() * 1000) - 28_500)
+    board.row(1).say(trouble="settling jobs: No space left on device")
+    result = status(config)
+    assert result.exit_code == 1
+    assert "! stream mail: settling jobs: No space left on device, since 28s" in result.stdout
+    assert mail(config)["health"] == "in trouble"
+    board.row(1).adopt(2**22 + 1, "nobody")
+    assert mail(config)["trouble"] is None  # a dead process has no other trouble than that
+
+
+def test_of_dead_pools_the_one_that_had_the_stream_last_is_told_of(config: Path, board: Board) -> None:
+    folder = str(config.parent / "spool" / ".workerpool")
+    board.row(1).set(held_ms=5000)
+    board.row(1).add(jobs_done=8)
+    board.row(0).say(state="ended")
+    os.rename(board.path, moved := f"{folder}/board-1-1")
+    board.close()
+    board.path = moved
+    standby = Board.create(folder, 4, str(config))
+    standby.row(1).take(kind=Kind.STREAM, stream="mail", name="pid-2-y", state="ended")
+    standby.row(0).take(kind=Kind.MASTER, state="ended")
+    standby.close()
+    assert mail(config)["done"] == 8
+    standby.remove()
+
+
+class Asleep:
+    """A process of ours that was stopped, for the time of a test."""
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.parametrize("row", [1, 2])
+def test_a_stopped_process_is_told_at_once_and_what_to_type(config: Path, board: Board, row: int) -> None:
+    with Asleep() as process:
+        board.row(row).adopt(process.pid, str(start_identity(process.pid)))
+        result = status(config)
+    assert result.exit_code == 1
+    assert f"is stopped; `kill -CONT {process.pid}` lets it go on" in result.stdout
+
+
+def test_a_stopped_master_is_told_and_a_stop_says_that_it_cannot_be_heard(
+    config: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workerpool.cli.report.is_stopped", lambda pid: pid == board.header.pid)
+    monkeypatch.setattr("workerpool.cli.steer.is_stopped", lambda pid: pid == board.header.pid)
+    monkeypatch.setattr("workerpool.cli.steer.kill_process", lambda *_: True)
+    result = status(config)
+    assert result.exit_code == 1
+    assert f"`kill -CONT {board.header.pid}`" in result.stdout
+    monkeypatch.setattr("workerpool.cli.steer._has_terminal", lambda _: False)
+    (config.parent / "handlers.py").write_text("def mail(job): pass\n")
+    for command in (["stop"], ["stop", "--now"], ["reload"]):
+        refused = CliRunner().invoke(cli, [*command, str(config)])
+        assert refused.exit_code == 1, command
+        assert f"`kill -CONT {board.header.pid}`" in refused.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what a process has open")
+def test_a_pool_whose_board_was_removed_is_shown_and_steered_all_the_same(
+    config: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr("workerpool.cli.steer.kill_process", lambda pid, start, number: sent.append(number) or True)
+    os.unlink(board.path)
+    told = facts(config)
+    assert (told["running"], told["streams"][0]["health"], told["ok"]) == (True, "running", True)
+    assert "its board was removed" in told["warnings"][0]
+    assert CliRunner().invoke(cli, ["stop", str(config)]).exit_code == 0
+    assert sent == [signal.SIGTERM]
+
+
+def test_a_lease_that_a_dead_process_has_left_is_not_called_held(config: Path) -> None:
+    taking = (
+        "import os, sys; from queuekit import QueueKit; assert QueueKit(sys.argv[1]).lease('mail').try_acquire();"
+        "os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", taking, str(config.parent / "spool")], check=True)
+    assert mail(config)["lease"]["state"] == "left"
+    assert "left by the dead or silent pid" in status(config).stdout
+
+
+def test_a_pool_that_was_killed_names_the_next_step(config: Path, board: Board) -> None:
+    for row in (1, 2):
+        board.row(row).adopt(2**22 + 1, "nobody")
+    board.close()
+    [warning] = facts(config)["warnings"]
+    assert warning.endswith(f"`workerpool run --config {os.path.relpath(config)}` takes over what it left")
