@@ -1,8 +1,8 @@
 """`prune`: removing the records of jobs that ended long ago, in portions, beside whoever else uses the store.
 
 On some filesystems making a file becomes slow after many were removed (see `queuekit.backends.maildir.creation`). So it
-looks before each portion, rests while that is so, and goes slowly from then on: a store is for those who send, and
-records can wait.
+looks before each portion, rests while that is so, and goes slowly where it is to be expected: a store is for those who
+send, and records can wait.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _portions(queue: QueueKit, age: float, cost: CreationCost | None, interrupte
             _rest(interrupted)
             continue
         count = queue.backend.prune(age, limit=portion)
-        if not count:
-            return
         yield count
+        if count < portion:
+            return
         if cost is not None and cost.rises:
             _rest(interrupted)
         else:

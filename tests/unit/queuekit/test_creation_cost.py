@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from queuekit.backends.maildir import creation
 from queuekit.backends.maildir.creation import CreationCost
 
 
@@ -32,7 +33,8 @@ class Disk:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(creation, "has_no_journal", lambda _: False)
     (tmp_path / "tmp").mkdir()
     return str(tmp_path)
 
@@ -83,3 +85,13 @@ def test_nothing_is_left_behind(root: str) -> None:
 
 def test_where_no_file_can_be_made_nobody_is_held_up(tmp_path: Path) -> None:
     assert not CreationCost(str(tmp_path / "nowhere")).has_risen()
+
+
+def test_where_there_is_no_journal_it_is_expected_to_rise(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation, "has_no_journal", lambda _: True)
+    assert CreationCost(root).rises
+
+
+def test_nothing_is_expected_of_what_is_no_disk() -> None:
+    assert not creation.has_no_journal("/proc")
+    assert not creation.has_no_journal("/nowhere")
