@@ -74,7 +74,7 @@ def _store_url(text: str) -> str:
     scheme, rest = split_store_url(text)
     if scheme not in STORE_SCHEMES:
         near = did_you_mean(scheme, STORE_SCHEMES)
-        raise ValueError(f"unknown store '{scheme[:40]}:'{near or ': use dir:PATH'}")
+        raise ValueError(f"unknown store '{scheme[:40]}:'{near or ': use dir:PATH, sqlite:PATH or postgresql://user@host/database'}")
     if scheme == "postgresql" and not rest.startswith("//"):
         raise ValueError("a PostgreSQL store is written postgresql://user@host/database")
     if scheme != "postgresql" and re.match(r"//(?!/)", rest):

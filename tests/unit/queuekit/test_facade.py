@@ -4,6 +4,7 @@ time is a number that a fake clock moves."""
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,10 +25,12 @@ from queuekit import (
     LeaseLost,
     MemoryBackend,
     ObservationStatus,
+    PersistenceKitBackend,
     QueueKit,
     SessionID,
     StreamID,
     Tally,
+    WriteFailed,
     facade,
     telemetry,
 )
@@ -128,12 +131,41 @@ def test_a_path_object_is_opened(tmp_path):
         assert queue.root == str(tmp_path / "spool")
 
 
-@pytest.mark.parametrize("url", ["sqlite:./jobs.db", "postgresql://me@host/db", "postgres://me@host/db", "redis://x"])
-def test_a_store_that_is_not_installed_is_unavailable(tmp_path, monkeypatch, url):
+@pytest.mark.parametrize("url", ["postgres://me@host/db", "redis://x", "sqlite:"])
+def test_a_store_that_there_is_not_is_refused(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(ValueError, match="sqlite:PATH or postgresql"):
         QueueKit.open(url)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_is_opened_by_its_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with QueueKit.open("sqlite:./jobs.db", max_job_bytes=3, estate="notes", report_interval=1.0) as queue:
+        assert isinstance(queue.backend, PersistenceKitBackend)
+        assert (queue.root, queue.estate) == (None, "notes")
+        with pytest.raises(WriteFailed):
+            queue.submit("encode", b"long")
+    assert (tmp_path / "jobs.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "url", "extra"),
+    [("sqlalchemy", "sqlite:./jobs.db", "sql"), ("psycopg", "postgresql://me@host/db", "postgres")],
+)
+def test_a_store_whose_library_is_not_installed_says_what_to_install(monkeypatch, missing, url, extra):
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == missing or name.startswith("queuekit.backends.sql")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(BackendUnavailable, match=rf"pip install 'workerpool\[{extra}\]'"):
+        QueueKit.open(url)
+
+
+def test_a_folder_takes_no_job_into_a_transaction(tmp_path):
+    with QueueKit(tmp_path / "spool") as queue, pytest.raises(ValueError, match="database"):
+        queue.submit("encode", connection=object())
 
 
 def test_leaving_closes_the_backend():

@@ -186,9 +186,9 @@ def test_an_unusable_store_is_exit_3(place: Place) -> None:
     assert "cannot use the queue folder" in refused(place.send("mail", "x", "--store", f"{place.folder}/file/q"), 3)
 
 
-@pytest.mark.parametrize("store", ["sqlite:jobs.db", "postgresql://host/db"])
-def test_a_store_that_this_version_has_not_is_exit_3(place: Place, store: str) -> None:
-    assert "not part of this version" in refused(place.send("mail", "x", "--store", store), 3)
+@pytest.mark.parametrize("store", ["postgresql:///db?host=/nowhere", "sqlite:/proc/nowhere/jobs.db"])
+def test_a_database_that_cannot_be_reached_is_exit_3(place: Place, store: str) -> None:
+    assert "the queue is not available" in refused(place.send("mail", "x", "--store", store), 3)
 
 
 @pytest.mark.parametrize(
