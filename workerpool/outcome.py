@@ -14,11 +14,12 @@ import base64
 import dataclasses
 import datetime
 import enum
+import errno
 import importlib
 import math
 import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from queuekit.completion import ArtifactRef, ArtifactType
@@ -31,6 +32,7 @@ _MAX_SUMMARY_BYTES = 1024
 _MAX_FRAMES = 12
 _MAX_MEMBERS = 5
 _MAX_CAUSES = 3
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _OWN_FILES = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__) + os.sep)
 
@@ -93,7 +95,8 @@ class Result:
 
     `status`: the terminal status, of a success only; `error`: valid Unicode of at most 4 KiB, of everything else;
     `retry_after`: seconds, of a retry, None = the stream's backoff; `submitted`: encoded follow-up jobs, of a success
-    only, to be made durable before the reply; `run_seconds`: how long the handler ran.
+    only, to be made durable before the reply; `run_seconds`: how long the handler ran; `lacked_descriptors`: its error
+    came of there being no descriptor left, known only in the process that it was raised in.
     """
 
     kind: ResultKind
@@ -103,6 +106,7 @@ class Result:
     retry_after: float | None = None
     submitted: tuple[bytes, ...] = ()
     run_seconds: float = 0.0
+    lacked_descriptors: bool = False
 
     def __post_init__(self) -> None:
         if (self.kind is ResultKind.SUCCESS) != (self.status is not None):
@@ -171,7 +175,12 @@ def classify_error(error: BaseException, *, run_seconds: float = 0.0) -> Result:
     if isinstance(error, Retry):
         after = error.after if error.after is None or _is_wait(error.after) else None
         return Result(kind=ResultKind.RETRY, error=_reason(error), retry_after=after, run_seconds=run_seconds)
-    return Result(kind=ResultKind.FAILED, error=describe_error(error), run_seconds=run_seconds)
+    return Result(
+        kind=ResultKind.FAILED,
+        error=describe_error(error),
+        run_seconds=run_seconds,
+        lacked_descriptors=_came_of(error, _NO_DESCRIPTOR),
+    )
 
 
 def describe_error(error: BaseException) -> str:
@@ -233,6 +242,22 @@ def _checked_seconds(after: float | datetime.timedelta) -> float:
 
 def _is_wait(seconds: object) -> bool:
     return isinstance(seconds, int | float) and 0 <= seconds <= MAX_RETRY_AFTER  # False for NaN
+
+
+def _came_of(error: BaseException, numbers: Collection[int]) -> bool:
+    """Whether it is a system's error with one of these numbers, or was raised from one, or while one was handled."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        if isinstance(each, OSError) and each.errno in numbers:
+            return True
+        seen.add(id(each))
+        waiting += [each.__cause__, each.__context__]
+        waiting += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+    return False
 
 
 def _reason(error: Retry | Discard) -> str:

@@ -27,6 +27,7 @@ from workerpool.worker.protocol import (
     Message,
     Out,
     Ready,
+    Spent,
     WorkerInbox,
     send_job,
     send_stop,
@@ -39,6 +40,8 @@ import asyncio, os, signal, sys, time
 from queuekit.completion import ArtifactRef
 from queuekit.status import ObservationStatus
 from workerpool.outcome import Discard, Outcome, Retry
+
+KEPT = []
 
 
 def by_payload(job, ctx):
@@ -65,6 +68,25 @@ def by_payload(job, ctx):
     if word == "hang":
         while True:
             pass
+    if word == "limit":
+        import resource
+        limit = 2 * max(map(int, os.listdir("/dev/fd"))) + int(rest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if word == "leak":  # descriptors, until so many are left; "none" raises
+        import resource
+        last = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - (0 if rest == "none" else int(rest))
+        while not KEPT or KEPT[-1].fileno() + 1 < last or rest == "none":
+            KEPT.append(open("/dev/null"))
+    if word == "need":  # so many, for a moment; what it raises hides the system's error
+        needed = []
+        try:
+            needed.extend(open("/dev/null") for _ in range(int(rest)))
+        except OSError:
+            raise LookupError("cannot work") from None
+    if word == "close":
+        os.closerange(3, 1000)
+    if word == "grow":
+        KEPT.append(bytearray(b"x") * (int(rest) << 20))
     if word == "fork-and-return":
         os.fork()
     if word == "fork-and-terminate":
@@ -444,3 +466,59 @@ def test_an_idle_worker_ends_with_its_channel(stream: Callable[..., Stream]) -> 
     worker.channel.close()
     worker.channel.eof = True
     assert worker.exit().code == 0
+
+
+# -- a worker that is of no use any more
+
+
+def test_a_run_for_which_earlier_jobs_have_left_no_descriptors_has_no_outcome_and_the_worker_ends(
+    stream: Callable[..., Stream],
+) -> None:
+    worker = stream()
+    limit, leak, innocent, _ = worker.give("limit 40", "leak 10", "need 20", "ok")
+    assert (worker.exit().code, worker.running()) == (0, "")
+    assert worker.heard[-1] == Spent("it has no descriptors left after 3 jobs")
+    assert {out.job_id: out.result.status for out in worker.heard if isinstance(out, Out)} == {
+        limit: ObservationStatus.DONE,
+        leak: ObservationStatus.DONE,
+    }, innocent
+
+
+def test_who_leaves_no_descriptor_at_all_is_found_when_the_next_one_fails(stream: Callable[..., Stream]) -> None:
+    worker = stream()
+    worker.give("limit 40", "leak none", "raise never at fault")
+    assert worker.exit().code == 0
+    assert isinstance(worker.heard[-1], Spent)
+    assert [out.job_id for out in worker.heard if isinstance(out, Out)] == ["limit-0"]
+
+
+def test_a_job_that_needs_too_many_descriptors_has_failed_and_its_worker_goes_on(stream: Callable[..., Stream]) -> None:
+    worker = stream()
+    _, greedy, after = worker.give("limit 40", "need 1000", "ok")
+    outcomes = worker.outcomes(3)
+    assert (outcomes[greedy].kind, outcomes[after].kind) == (ResultKind.FAILED, ResultKind.SUCCESS)
+
+
+def test_in_its_first_run_a_worker_has_taken_all_its_descriptors_itself(stream: Callable[..., Stream]) -> None:
+    worker = stream()
+    (only,) = worker.give("leak none")
+    assert worker.exit().code == 0
+    assert worker.outcomes(1)[only].kind is ResultKind.FAILED
+    assert worker.heard[-1] == Spent("it has no descriptors left after 1 job")
+
+
+def test_a_handler_that_closes_the_channel_leaves_its_job_on_the_board(stream: Callable[..., Stream]) -> None:
+    worker = stream()
+    _, guilty, _ = worker.give("ok", "close", "ok")
+    assert worker.exit().code == EXIT_BAD_CHANNEL
+    assert worker.running() == guilty
+    assert (worker.board.view(0).state, worker.board.view(0).error) == ("failed", "the handler has closed it")
+
+
+def test_a_worker_that_grows_far_beyond_its_limit_ends_at_once(stream: Callable[..., Stream]) -> None:
+    worker = stream(max_memory=2**20)
+    worker.give("ok", "grow 200", "grow 100", "ok")
+    assert worker.exit().code == 0
+    assert [out.job_id for out in worker.heard if isinstance(out, Out)] == ["ok-0", "grow-1", "grow-2"]
+    assert isinstance(worker.heard[-1], Spent)
+    assert worker.heard[-1].reason.startswith("it has grown by 30")

@@ -10,11 +10,13 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `reap` | `reap` and `Exit`: who ended, and how |
 | `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
+| `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`: of this process |
 | `wait` | `wait_readable`, `wait_writable`: for one descriptor |
 | `channel` | `Channel`: framed messages between a stream process and its worker |
 """
 
 from workerpool.process.channel import Channel, ChannelError, Frame, frame_limit
+from workerpool.process.descriptors import can_open, descriptor_limit, open_descriptors
 from workerpool.process.identity import boot_id, is_running, start_identity
 from workerpool.process.kill import end_left_overs, kill_group, kill_process, kill_strays
 from workerpool.process.parent import become_subreaper, parent_is_alive
@@ -32,12 +34,15 @@ __all__ = [
     "SignalPipe",
     "become_subreaper",
     "boot_id",
+    "can_open",
+    "descriptor_limit",
     "end_left_overs",
     "frame_limit",
     "is_running",
     "kill_group",
     "kill_process",
     "kill_strays",
+    "open_descriptors",
     "parent_is_alive",
     "reap",
     "spawn",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import select
 import socket
 import struct
@@ -61,11 +62,13 @@ class Channel:
         sock.setblocking(False)
         self.eof = False
         self._broken = False
+        self.spoiled: ChannelError | None = None
         self.max_frame = max_frame
         self._socket = sock
         self._outgoing: deque[bytes | memoryview] = deque()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._start = self._end = 0
+        self._identity = _identity(sock.fileno())
 
     @classmethod
     def pair(cls, max_frame: int = frame_limit(64 * 2**20)) -> tuple[Channel, Channel]:
@@ -76,6 +79,16 @@ class Channel:
     def fileno(self) -> int:
         """For a selector: readable when `receive` has something, also the end."""
         return self._socket.fileno()
+
+    def is_intact(self) -> bool:
+        """Whether its descriptor is still the one it was made with.
+
+        Other code in this process may have closed it, and the number may be another file's by now.
+        """
+        try:
+            return _identity(self._socket.fileno()) == self._identity
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close this end; what is queued is dropped."""
@@ -148,8 +161,11 @@ class Channel:
     def receive(self) -> list[Frame]:
         """Every frame that is there, without waiting; at most some MiB at a time, so that a loop stays fair.
 
-        Sets `eof` when the peer has closed or died. Raises `ChannelError` for what is not a frame.
+        Sets `eof` when the peer has closed or died. Raises `ChannelError` for what is not a frame; when there are
+        frames before it, these are given, `spoiled` is set, and the next call raises it.
         """
+        if self.spoiled is not None:
+            raise self.spoiled
         frames: list[Frame] = []
         total = 0
         while total < _READ_AT_ONCE and not self.eof:
@@ -157,7 +173,13 @@ class Channel:
             read = self._read()
             total += read
             self._end += read
-            self._parse(frames)
+            try:
+                self._parse(frames)
+            except ChannelError as error:
+                if not frames:
+                    raise
+                self.spoiled = error
+                break
             if read < room:
                 break
         return frames
@@ -229,3 +251,8 @@ class Channel:
         poller = select.poll()
         poller.register(self._socket, events)
         return poller
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes in one unit of `ru_maxrss`."""
 _CAN_PEEK = hasattr(os, "waitid")
 
 
@@ -41,7 +42,7 @@ def reap(before: Callable[[int], object] | None = None) -> list[Exit]:
             break
         if before and not _CAN_PEEK:
             before(reaped)
-        ended.append(_as_exit(reaped, status, usage.ru_maxrss * _RSS_UNIT))
+        ended.append(_as_exit(reaped, status, usage.ru_maxrss * RSS_UNIT))
     return ended
 
 

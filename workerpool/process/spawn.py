@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
+from workerpool.process.descriptors import open_descriptors
 from workerpool.process.identity import start_identity
 from workerpool.process.parent import set_parent_death_signal
 from workerpool.process.spare import keep_spare, with_spare
@@ -137,7 +138,7 @@ def _set_group(pid: int) -> None:
 def _park_descriptors(keep: Collection[int], and_stdin: bool) -> None:
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        for fd in _open_descriptors():
+        for fd in open_descriptors():
             if fd > 2 and fd != nothing and fd not in keep:
                 _park(fd, nothing)
         if and_stdin:
@@ -153,24 +154,6 @@ def _park(fd: int, nothing: int) -> None:
         if error.errno != errno.EBADF:
             raise
         os.close(fd)  # above a limit that was lowered since: nothing can be put there, now or by mistake
-
-
-def _open_descriptors() -> list[int]:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        try:
-            return [fd for fd in map(int, os.listdir(folder)) if _is_open(fd)]
-        except FileNotFoundError:
-            continue
-    return [fd for fd in range(os.sysconf("SC_OPEN_MAX")) if _is_open(fd)]
-
-
-def _is_open(fd: int) -> bool:
-    """The descriptor that listed the folder is in the list, and closed by now."""
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def _exit_code(exit: SystemExit) -> int:

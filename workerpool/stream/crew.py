@@ -2,6 +2,9 @@
 
 A worker is a forked process in a group of its own with one channel. Whatever is left in its group when it ends is
 killed while its number is still its own; what left the group is a stray of this subreaper and is killed too.
+
+A worker whose end of the channel is closed is either about to end, or its handler has closed it: in that case it could
+never be heard again, and is killed after a moment.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import faulthandler
 import os
 import selectors
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from queuekit.contract import Lease
@@ -25,6 +29,7 @@ from workerpool.process import (
     Exit,
     become_subreaper,
     frame_limit,
+    is_running,
     kill_group,
     kill_process,
     kill_strays,
@@ -33,16 +38,36 @@ from workerpool.process import (
 )
 from workerpool.stream.state import Slot, Unit
 from workerpool.stream.stderr import StderrTap
-from workerpool.worker.loop import WorkerSettings, worker_main
-from workerpool.worker.protocol import Message, WorkerInbox, check_fits, send_job, send_stop
+from workerpool.worker.loop import EXIT_BAD_CHANNEL, WorkerSettings, worker_main
+from workerpool.worker.protocol import Message, Out, WorkerInbox, check_fits, send_job, send_stop
 
 FENCE_BITS = 32
 _STDERR_SECONDS = 0.05
+_EXIT_SECONDS = 0.1
+_CLOSED = "the handler had closed its worker's pipe"
+_SPOILED = "the handler had written into its worker's pipe"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Death:
+    """What is known of a worker's end beside how it exited.
+
+    `last_lines`: the end of what it wrote to its standard error; `cause`: why the pool ended it, empty when it did not;
+    `unheard`: it had ended a run whose outcome has not come here.
+    """
+
+    last_lines: str = ""
+    cause: str = ""
+    unheard: bool = False
 
 
 @dataclasses.dataclass(slots=True)
 class _Member:
-    """One living worker."""
+    """One living worker.
+
+    `ended_before`: runs of jobs that its row had counted when it started; `heard`: outcomes of its own;
+    `silent_since`: when its end of the channel was found closed; `broken`: why it was given up.
+    """
 
     slot: Slot
     child: Child
@@ -50,7 +75,10 @@ class _Member:
     inbox: WorkerInbox
     row: Row
     stderr: StderrTap
-    broken: bool = False
+    ended_before: int
+    heard: int = 0
+    silent_since: float | None = None
+    broken: str = ""
     hears_stderr: bool = False
 
 
@@ -74,7 +102,7 @@ class Crew:
         self._log = log
         self._keep = keep
         self._members: dict[int, _Member] = {}
-        self._last_lines: dict[int, str] = {}
+        self._deaths: dict[int, Death] = {}
         self._number = 0
         self._claims = 0
         become_subreaper()
@@ -98,11 +126,13 @@ class Crew:
             batch=config.batch_size > 1,
             soft_timeout=config.soft_timeout,
             timeout=config.timeout,
+            max_memory=config.max_memory,
             max_job_bytes=self._max_job_bytes,
             log=self._log,
         )
         row = self._rows[slot.index]
         row.recall(0)
+        ended_before = _ended_by(row.view())
         try:
             stderr = StderrTap()
         except OSError:
@@ -124,7 +154,7 @@ class Crew:
             raise
         theirs.close()
         stderr.close_writer()
-        self._members[slot.index] = _Member(slot, child, ours, WorkerInbox(), row, stderr)
+        self._members[slot.index] = _Member(slot, child, ours, WorkerInbox(), row, stderr, ended_before)
         self._selector.register(ours, selectors.EVENT_READ, slot.index)
 
     # -- talking
@@ -155,6 +185,8 @@ class Crew:
     def flush(self) -> None:
         """Send what is queued; what a full pipe does not take waits for the selector."""
         for index, member in self._members.items():
+            if member.silent_since is not None:
+                continue
             member.channel.flush()
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.channel.wants_write else 0)
             if self._selector.get_key(member.channel).events != events:
@@ -165,6 +197,7 @@ class Crew:
         for member in self._members.values():
             self._pass_on_stderr(member)
         for member in list(self._members.values()):
+            self._give_up_silent(member)
             yield from ((member.slot, message) for message in self._read(member))
 
     def _pass_on_stderr(self, member: _Member) -> None:
@@ -177,29 +210,43 @@ class Crew:
                 self._selector.unregister(member.stderr)
 
     def next(self, now: float) -> float | None:
-        """When to try again to write what our standard error did not take."""
-        return now + _STDERR_SECONDS if any(member.stderr.is_stuck for member in self._members.values()) else None
+        """When to try again to write what our standard error did not take, or to look who is silent and still lives."""
+        members = self._members.values()
+        times = [now + _STDERR_SECONDS] if any(member.stderr.is_stuck for member in members) else []
+        times += [m.silent_since + _EXIT_SECONDS for m in members if m.silent_since is not None and not m.broken]
+        return min(times, default=None)
 
-    def last_lines(self, slot: Slot) -> str:
-        """The end of what the slot's last worker, dead by now, wrote to its standard error."""
-        return self._last_lines.get(slot.index, "")
+    def death(self, slot: Slot) -> Death:
+        """What is known of the end of the slot's last worker, dead by now."""
+        return self._deaths.get(slot.index, Death())
 
     def _read(self, member: _Member) -> list[Message]:
         try:
             messages = member.inbox.read(member.channel.receive()) if not member.broken else []
         except ChannelError as error:
             member.row.say(error=str(error))
-            self._give_up(member)
+            self._give_up(member, _SPOILED)
             return []
-        if member.channel.eof:
-            self._give_up(member)
+        if member.channel.spoiled is not None:
+            self._give_up(member, _SPOILED)
+        elif member.channel.eof and member.silent_since is None:
+            member.silent_since = time.monotonic()
+            self._selector.unregister(member.channel)  # it would be readable for ever
+        member.heard += sum(isinstance(message, Out) for message in messages)
         return messages
 
-    def _give_up(self, member: _Member) -> None:
-        """A worker that cannot be understood, or has closed its end, is of no use any more."""
-        if not member.broken:
-            member.broken = True
-            self._kill(member)
+    def _give_up_silent(self, member: _Member) -> None:
+        """One that has not ended soon after it fell silent never will by itself."""
+        since, child = member.silent_since, member.child
+        if since is None or member.broken or time.monotonic() - since < _EXIT_SECONDS:
+            return
+        if is_running(child.pid, child.start):
+            self._give_up(member, _CLOSED)
+
+    def _give_up(self, member: _Member, why: str) -> None:
+        """A worker that cannot be understood or heard is of no use any more."""
+        member.broken = member.broken or why
+        self._kill(member)
 
     def recall(self, slot: Slot) -> RowView:
         """Call back every unit that the worker has not started; returns what its row said just before."""
@@ -262,18 +309,20 @@ class Crew:
                 continue
             last_words = self._last_words(member)
             self._forget(member)
-            ended.append((member.slot, end, member.row.view(), last_words))
+            view = member.row.view()
+            self._deaths[member.slot.index] = _tell(member, end, view)
+            ended.append((member.slot, end, view, last_words))
         if ended:
             kill_strays([member.child.pid for member in self._members.values()])
         return ended
 
     def _forget(self, member: _Member) -> None:
         member.stderr.pump()
-        self._last_lines[member.slot.index] = member.stderr.last_lines()
         if member.hears_stderr:
             self._selector.unregister(member.stderr)
         member.stderr.close()
-        self._selector.unregister(member.channel)
+        if member.silent_since is None:
+            self._selector.unregister(member.channel)
         member.channel.close()
         del self._members[member.slot.index]
 
@@ -287,6 +336,8 @@ class Crew:
                 words += member.inbox.read(frames)
         except ChannelError as error:
             member.row.say(error=str(error))
+            member.broken = _SPOILED
+        member.heard += sum(isinstance(word, Out) for word in words)
         return words
 
     def close(self) -> None:
@@ -299,6 +350,19 @@ class Crew:
                 pass
             self._forget(member)
         kill_strays([])
+
+
+def _ended_by(row: RowView) -> int:
+    return row.jobs_done + row.jobs_failed
+
+
+def _tell(member: _Member, end: Exit, row: RowView) -> Death:
+    left_it = end.code == EXIT_BAD_CHANNEL and row.state == "failed"
+    return Death(
+        last_lines=member.stderr.last_lines(),
+        cause=member.broken or (_CLOSED if left_it else ""),
+        unheard=_ended_by(row) - member.ended_before > member.heard,
+    )
 
 
 def _be_worker(channel: Channel, row: Row, settings: WorkerSettings, stderr: StderrTap) -> int:

@@ -21,7 +21,7 @@ from workerpool.config import StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import ResultKind
 from workerpool.process import Exit
-from workerpool.stream.crew import FENCE_BITS
+from workerpool.stream.crew import FENCE_BITS, Death
 from workerpool.stream.state import Slot, Unit
 from workerpool.trouble import Trouble
 from workerpool.worker.context import Surroundings
@@ -79,9 +79,9 @@ class Inline:
         """When to try again to run a unit that could not be run: the system had no room for a thread."""
         return self._beating.until if self._units and self._beating.lasts else None
 
-    def last_lines(self, slot: Slot) -> str:  # noqa: ARG002
-        """The standard error of the handler is this process's own."""
-        return ""
+    def death(self, slot: Slot) -> Death:  # noqa: ARG002
+        """It has ended because it was told to."""
+        return Death()
 
     def start(self, slot: Slot, config: StreamConfig) -> None:
         """Import the handler into this process."""

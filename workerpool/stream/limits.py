@@ -32,7 +32,7 @@ class Limits:
         self._overdue: dict[int, float | None] = {}  # by slot: when its worker is to be killed, None: it was
         self._slow: dict[int, float] = {}
         self._weigh_at = 0.0
-        self._said_too_small = False
+        self._said_young = False
 
     def act(self, now: float) -> None:
         """Kill whose run has lasted for too long; note who has grown too much."""
@@ -105,9 +105,17 @@ class Limits:
             self._note_weight(slot, self._desk.crew.view(slot).rss, now)
 
     def _note_weight(self, slot: Slot, rss: int, now: float) -> None:
-        if self._desk.roster.weigh(slot, rss, now) and not self._said_too_small:
-            self._said_too_small = True
-            limit = format_size(self._desk.config.max_memory)
-            _log.warning("max_memory = %s is less than jobs need: a worker is not replaced after each of them", limit)
+        stays = self._desk.roster.weigh(slot, rss, now)
+        grown, limit = (rss - slot.first_rss) // 2**20, format_size(self._desk.config.max_memory)
+        if stays and not self._said_young:
+            self._said_young = True
+            _log.warning(
+                "worker %d has grown by %d MiB in %d jobs, over max_memory = %s, and is too young to be replaced: "
+                "starting workers would take longer than their jobs (said once)",
+                slot.index + 1,
+                grown,
+                slot.ran,
+                limit,
+            )
         if slot.outgrown:
-            _log.info("worker %d has grown to %d MiB: it is replaced", slot.index + 1, rss // 2**20)
+            _log.info("worker %d has grown by %d MiB in %d jobs: it is replaced", slot.index + 1, grown, slot.ran)

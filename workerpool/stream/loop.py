@@ -38,7 +38,7 @@ from workerpool.stream.tenure import Tenure
 from workerpool.stream.unit_ends import UnitEnds, describe
 from workerpool.stream.words import Words
 from workerpool.worker.loop import EXIT_BAD_HANDLER
-from workerpool.worker.protocol import Dropped, Failed, Message, Out, Ready
+from workerpool.worker.protocol import Dropped, Failed, Message, Out, Ready, Spent
 
 EXIT_OK, EXIT_GAVE_UP = 0, 5
 _LONGEST_WAIT = 60.0
@@ -208,6 +208,9 @@ class Stream:
                 self._unit_ends.run_ended(slot, job_id, result, now)
             case Dropped(number):
                 self._calling_back.dropped(slot, number)
+            case Spent(reason):
+                _log.warning("worker %d is replaced: %s", slot.index + 1, reason)
+                slot.dismiss()
 
     # -- the lease
 
@@ -302,14 +305,16 @@ class Stream:
         timed_out = self._limits.ended(slot)
         self._calling_back.forget(slot)
         blameless = slot.state is SlotState.RETIRING or timed_out
+        earlier = slot.ran
         left = slot.exited(now, blameless=blameless)
         self._desk.row.add(crashes=not blameless and end.code != EXIT_BAD_HANDLER)
-        last_lines = self._desk.crew.last_lines(slot)
-        how = describe(end, max(0.0, now - row.since_ns / 1e9), last_lines)
+        death = self._desk.crew.death(slot)
+        seconds = max(0.0, now - row.since_ns / 1e9) if row.job else None
+        how = describe(end, seconds, death, earlier)
         for unit in reversed(left):  # each that goes back goes before those that went back already
-            ran = row.runs(unit.job_ids[0])
+            ran = row.runs(unit.job_ids[0]) or (death.unheard and unit is left[0] and not blameless)
             if timed_out:
-                self._unit_ends.timed_out(unit, limit=self._desk.config.timeout, last_lines=last_lines)
+                self._unit_ends.timed_out(unit, limit=self._desk.config.timeout, last_lines=death.last_lines)
             else:
                 self._unit_ends.worker_died(unit, ran=ran, how=how)
 

@@ -260,7 +260,8 @@ class Roster:
         """Note what a worker weighs between two jobs (bytes); it is to be replaced when it has outgrown `max_memory`.
 
         True: it has, but it stays for now. A limit below what any job needs must not cost more time for starting
-        workers than for jobs, so a worker lives for at least `LIFE_PER_START` times as long as its start took.
+        workers than for jobs, so a worker lives for at least `LIFE_PER_START` times as long as its start took; one that
+        has grown far too much by then ends by itself (`worker.loop.FAR_BYTES`).
         """
         if not self.max_memory or slot.state is not SlotState.READY or not slot.ran or not rss:
             return False

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queuekit import Claimed
 from workerpool.outcome import Result, ResultKind
 from workerpool.process import Exit
+from workerpool.stream.crew import Death
 from workerpool.stream.journey import Journey
 from workerpool.stream.state import Roster, Slot, Unit
 
@@ -77,14 +78,20 @@ class UnitEnds:
             charge(left[0])
 
 
-def describe(end: Exit, seconds: float, last_lines: str) -> str:
-    """How a worker died, for the record of the job that it had been running for so long.
+def describe(end: Exit, seconds: float | None, death: Death, earlier: int) -> str:
+    """How a worker died, for the record of the job that it was running.
 
-    `last_lines`: the end of its standard error, with the stack that faulthandler has written there if it could.
+    `seconds`: for how long it had been, None: the run was over, and only its outcome had not been told; `earlier`: how
+    many jobs the worker had run before.
     """
     how = f"exited with code {end.code}" if end.signal is None else f"was killed by {_signal_name(end.signal)}"
-    facts = f"its worker {how} after {seconds:.1f} s of this job; its memory was at most {end.max_rss / 2**20:.0f} MiB"
-    return f"{facts}\nits last words:\n{last_lines}" if last_lines else facts
+    if death.cause:
+        how = f"was of no use any more and was ended, because {death.cause},"
+    when = "after the run, before its outcome was told" if seconds is None else f"after {seconds:.1f} s of this job"
+    memory = f"its memory was at most {end.max_rss / 2**20:.0f} MiB"
+    whose = f", with the {earlier} jobs before this one" if earlier > 1 else ", with the job before" if earlier else ""
+    facts = f"its worker {how} {when}; {memory}{whose}"
+    return f"{facts}\nits last words:\n{death.last_lines}" if death.last_lines else facts
 
 
 def _signal_name(number: int) -> str:

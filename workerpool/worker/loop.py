@@ -7,13 +7,17 @@ It holds no queue and no lease, so it cannot settle a job twice or keep one. Its
 * SIGTERM only makes `ctx.should_stop` true, SIGINT is ignored; a `stop` frame ends it before its next job; the end of
   the channel ends it at once, and what it was running has nobody left to hear of it;
 * a handler's time limit is raised inside it (soft); killing at the hard one is the stream process's affair;
-* what a job leaves running (children, daemons) is killed before its outcome is sent.
+* what a job leaves running (children, daemons) is killed before its outcome is sent;
+* a worker that has no descriptor left, or has grown far too much, says that it is *spent* and ends. A run that failed
+  in it for want of descriptors which earlier jobs took has no outcome: it counts for nothing, and is run elsewhere;
+* a handler that has closed the channel's descriptor ends its worker, and the board still shows its job as running.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import signal
 import sys
 import threading
@@ -31,25 +35,31 @@ from workerpool.board import Kind, Row
 from workerpool.config import LogConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import Result, ResultKind
-from workerpool.process import become_subreaper, end_left_overs
+from workerpool.process import become_subreaper, can_open, descriptor_limit, end_left_overs, open_descriptors
 from workerpool.process.channel import Channel, ChannelError, Frame
+from workerpool.process.reap import RSS_UNIT
+from workerpool.process.spare import FULL, with_spare
 from workerpool.worker.context import Surroundings
-from workerpool.worker.protocol import send_dropped, send_failed, send_out, send_ready
+from workerpool.worker.protocol import send_dropped, send_failed, send_out, send_ready, send_spent
 from workerpool.worker.run import Limits, WorkItem, run_batch, run_job
 
 EXIT_OK = 0
 EXIT_BAD_HANDLER = 78
 """The handler could not be imported."""
 EXIT_BAD_CHANNEL = 70
-"""The stream process sent something that is not a frame."""
+"""The channel is of no use: it was closed here, or what came was not a frame; the row's `error` says which."""
+FAR_BYTES = 256 * 2**20
+"""A worker that has grown by so much over `max_memory` ends before its next job, however young it is."""
 _MEMORY_EVERY_NS = 250_000_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker needs to know. `handler_path`: absolute folders; timeouts in seconds, 0 = none; `log`: None = as it
-    is."""
+    """What a worker needs to know.
+
+    `handler_path`: absolute folders; timeouts in seconds, `max_memory` in bytes, 0 = none; `log`: None = as it is.
+    """
 
     stream: str
     name: str
@@ -58,6 +68,7 @@ class WorkerSettings:
     batch: bool = False
     soft_timeout: float = 0.0
     timeout: float = 0.0
+    max_memory: int = 0
     max_job_bytes: int = 64 * 2**20
     log: LogConfig | None = None
 
@@ -131,9 +142,12 @@ class _Worker:
         self._queue: deque[Frame] = deque()
         self._stopping = False
         self._memory_at = 0
-        self._most_memory = 0
+        self._most_memory = self._first_memory = 0
+        self._max_memory = settings.max_memory
+        self._ran = 0
+        self._spent = ""
         self._pid = os.getpid()
-        self._helpers = frozenset(child.pid for child in psutil.Process().children())
+        self._helpers = _children()
 
     def serve(self) -> int:
         self._row.say(state="ready")
@@ -152,6 +166,8 @@ class _Worker:
 
     def _take_frames(self) -> bool:
         """Note what has come, waiting only when there is nothing to run; False: end now."""
+        if self._stopping:
+            return False
         frames = self._channel.receive() if self._can_run() else self._channel.recv_blocking()
         for frame in frames:
             self._note(frame)
@@ -182,6 +198,9 @@ class _Worker:
         if claims:
             self._run(claims)
         self._measure()
+        if self._spent:
+            send_spent(self._channel, f"{self._spent} after {self._ran} job{'' if self._ran == 1 else 's'}")
+            self._stopping = True
 
     def _read_claim(self, frame: Frame) -> WorkItem | None:
         """The job in a frame; one that cannot be read has failed already."""
@@ -189,6 +208,7 @@ class _Worker:
         try:
             job = decode_job(frame.body)
         except DecodingFailed as error:
+            self._row.add(jobs_failed=1)
             send_out(self._channel, header["id"], Result.failed(f"the worker could not read the job: {error}"))
             return None
         return WorkItem(job=job, session=header["s"], attempt=header["a"], fence=header["f"])
@@ -201,13 +221,31 @@ class _Worker:
             self._row.start_job(claims[0].job.id)
             results = [run_job(self._handler, claims[0], self._surroundings, self._limits)]
         self._end_a_stray_fork()
+        if not self._channel.is_intact():
+            raise ChannelError("the handler has closed it")
         self._end_left_overs()
-        done = sum(result.kind is ResultKind.SUCCESS for result in results)
-        self._row.end_job(done=done, failed=len(results) - done)
-        for claim, result in zip(claims, results, strict=True):
+        ended = [(claim, result) for claim, result in zip(claims, results, strict=True) if self._counts(result)]
+        done = sum(result.kind is ResultKind.SUCCESS for _, result in ended)
+        self._row.end_job(done=done, failed=len(ended) - done)
+        for claim, result in ended:
             send_out(self._channel, claim.job.id, result)
             if result.error:
                 self._row.say(error=result.error)
+        self._ran += len(claims)
+        self._note_growth()
+
+    def _counts(self, result: Result) -> bool:
+        """Whether a run's result is the job's own, and not of the descriptors that earlier jobs have left it.
+
+        A worker that can open nothing more is spent, or one that holds more than half of its limit and could not open
+        what this job needed. In its first run all of them are the job's own.
+        """
+        if result.kind is not ResultKind.FAILED:
+            return True
+        if can_open() and not (result.lacked_descriptors and 2 * len(open_descriptors()) > descriptor_limit()):
+            return True
+        self._spent = "it has no descriptors left"
+        return self._ran == 0
 
     def _end_a_stray_fork(self) -> None:
         """A handler that forks and lets the child return must not become a second worker on the same row."""
@@ -216,7 +254,11 @@ class _Worker:
 
     def _end_left_overs(self) -> None:
         """Nothing that a job started outlives it; what the handler's module started at its import belongs to no job."""
-        ended = end_left_overs(self._helpers | resource_tracker())
+        try:
+            ended = end_left_overs(self._helpers | resource_tracker())
+        except OSError as error:
+            self._note_want(error)  # the stream process inherits what is left, and kills it
+            return
         if ended:
             self._row.say(error=f"a job left {len(ended)} processes running; they were killed")
 
@@ -226,9 +268,44 @@ class _Worker:
         if now < self._memory_at:
             return
         self._memory_at = now + _MEMORY_EVERY_NS
-        rss = resident_bytes()
+        rss = self._resident()
+        if not can_open():
+            self._spent = "it has no descriptors left"
         self._most_memory = max(self._most_memory, rss)
         self._row.set(rss=rss, max_rss=self._most_memory, heartbeat_ns=now)
+
+    def _note_want(self, error: OSError) -> None:
+        """Our own bookkeeping has met the limit, even with the reserve."""
+        if error.errno not in FULL:
+            raise error
+        self._spent = "it has no descriptors left"
+
+    def _note_growth(self) -> None:
+        """Be spent when grown far beyond `max_memory`; up to there replacing it has time (see `Roster.weigh`).
+
+        The peak costs almost nothing to ask, and as long as it is low there is nothing to measure.
+        """
+        if not self._max_memory:
+            return
+        if not self._first_memory:
+            self._first_memory = self._resident()
+            return
+        most = self._first_memory + self._max_memory + FAR_BYTES
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT > most and (rss := self._resident()) > most:
+            self._spent = f"it has grown by {(rss - self._first_memory) // 2**20} MiB"
+
+    def _resident(self) -> int:
+        """The memory that is resident now, in bytes; 0 when there is no descriptor to look with."""
+        try:
+            return resident_bytes()
+        except OSError as error:
+            self._note_want(error)
+            return 0
+
+
+@with_spare
+def _children() -> frozenset[int]:
+    return frozenset(child.pid for child in psutil.Process().children())
 
 
 def resource_tracker() -> frozenset[int]:
@@ -238,6 +315,7 @@ def resource_tracker() -> frozenset[int]:
     return frozenset() if pid is None else frozenset({pid})
 
 
+@with_spare
 def resident_bytes() -> int:
     """The memory that this process has resident now, in bytes."""
     try:

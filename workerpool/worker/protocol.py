@@ -9,6 +9,7 @@
 | sub | from it | `t=sub`, `id`, `sizes`: follow-up jobs of a job, before its out | their JSON, end to end |
 | out | from it | `t=out`, `id`, and `ok` (seconds of a plain success) or `r` (a result) | |
 | dropped | from it | `t=dropped`, `q`: a unit that was called back and is not started | |
+| spent | from it | `t=spent`, `reason`: it ends, and another one is to run what it had | |
 
 Jobs sent before are queued in the worker and run one after the other, in order.
 """
@@ -88,7 +89,17 @@ class Dropped:
     number: int
 
 
-Message = Ready | Failed | Out | Dropped
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spent:
+    """The worker is of no use any more and ends; what it had without an outcome is to run elsewhere, charging nobody.
+
+    `reason`: what it has no more of, for the log.
+    """
+
+    reason: str
+
+
+Message = Ready | Failed | Out | Dropped | Spent
 
 
 class WorkerInbox:
@@ -118,6 +129,8 @@ class WorkerInbox:
                 return Failed(_text(header["error"]))
             case "dropped":
                 return Dropped(int(header["q"]))
+            case "spent":
+                return Spent(_text(header["reason"]))
             case unknown:
                 raise ValueError(f"a frame of type {unknown!r}")
 
@@ -149,6 +162,11 @@ def send_failed(channel: Channel, error: str) -> None:
 def send_dropped(channel: Channel, number: int) -> None:
     """Queue `Dropped`."""
     channel.send({"t": "dropped", "q": number})
+
+
+def send_spent(channel: Channel, reason: str) -> None:
+    """Queue `Spent`; nothing may follow it."""
+    channel.send({"t": "spent", "reason": reason})
 
 
 def send_out(channel: Channel, job_id: str, result: Result) -> None:

@@ -1,6 +1,6 @@
 """One run of a handler, as a straight line: a claim in, a `Result` out.
 
-    start_clock → call_handler → stop_clock → classify_outcome
+    start_clock → call_handler → stop_clock → classify_outcome → let_go
 
 The caller is a worker, or with `workers = 0` the stream process itself. Nothing a handler does raises from here: every
 exception is a failed run, `SystemExit` and `KeyboardInterrupt` too. Only what kills the process is beyond it.
@@ -70,7 +70,9 @@ def run_job(handler: Callee, claim: WorkItem, surroundings: Surroundings, limits
     run = _start_clock((claim,), claim.job, surroundings, limits)
     _call_handler(handler, run)
     _stop_clock(run)
-    return _classify_outcome(run, claim.job, run.returned)
+    result = _classify_outcome(run, claim.job, run.returned)
+    _let_go(run)
+    return result
 
 
 def run_batch(
@@ -86,7 +88,9 @@ def run_batch(
     _call_handler(handler, run)
     _stop_clock(run)
     outcomes = _per_job(run.returned, len(claims))
-    return [_classify_outcome(run, claim.job, outcome) for claim, outcome in zip(claims, outcomes, strict=True)]
+    results = [_classify_outcome(run, claim.job, outcome) for claim, outcome in zip(claims, outcomes, strict=True)]
+    _let_go(run)
+    return results
 
 
 def _start_clock(claims: Sequence[WorkItem], argument: object, surroundings: Surroundings, limits: Limits) -> _Run:
@@ -121,6 +125,14 @@ def _classify_outcome(run: _Run, job: Job, outcome: object) -> Result:
         return classify_error(outcome, run_seconds=run.seconds)
     handed = run.context.handed(job)
     return classify(outcome, artifacts=handed.artifacts, submitted=handed.submitted, run_seconds=run.seconds)
+
+
+def _let_go(run: _Run) -> None:
+    """What the handler's frames hold (open files, memory) is freed now, not when the garbage collector comes by.
+
+    The error's traceback has the frame that holds the run that holds the error.
+    """
+    run.error = None
 
 
 def _per_job(returned: object, count: int) -> Sequence[object]:

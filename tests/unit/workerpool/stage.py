@@ -20,7 +20,7 @@ from workerpool.config import PoolConfig, StreamConfig
 from workerpool.config_file import load_config
 from workerpool.outcome import Result, classify
 from workerpool.process import Channel, Exit, SignalPipe
-from workerpool.stream.crew import Crew
+from workerpool.stream.crew import Crew, Death
 from workerpool.stream.loop import Stream
 from workerpool.stream.state import Slot, Unit
 from workerpool.worker.protocol import Dropped, Failed, Message, Out, Ready
@@ -88,6 +88,7 @@ class FakeCrew:
         self.told: list[int] = []
         self.asked: list[int] = []
         self.wrote: dict[int, str] = {}
+        self.unheard: set[int] = set()
         self._clock = clock
         self._words: list[tuple[Slot, Message]] = []
         self._number = 0
@@ -211,8 +212,8 @@ class FakeCrew:
     def next(self, now: float) -> float | None:
         return None
 
-    def last_lines(self, slot: Slot) -> str:
-        return self.wrote.get(slot.index, "")
+    def death(self, slot: Slot) -> Death:
+        return Death(last_lines=self.wrote.get(slot.index, ""), unheard=slot.index in self.unheard)
 
     def close(self) -> None:
         self.workers.clear()

@@ -140,6 +140,30 @@ def test_what_is_not_a_frame_is_an_error(raw: tuple[socket.socket, Channel], dat
         channel.receive()
 
 
+def test_the_frames_before_what_is_none_are_given_first(raw: tuple[socket.socket, Channel]) -> None:
+    sock, channel = raw
+    sock.sendall(struct.pack("<II", 2, 1) + b"{}x" + b"\xff" * 8)
+    assert channel.receive() == [Frame({}, b"x")]
+    assert channel.spoiled is not None
+    with pytest.raises(ChannelError):
+        channel.receive()
+
+
+def test_a_descriptor_that_somebody_else_has_closed_is_not_intact(ends: tuple[Channel, Channel]) -> None:
+    left, _ = ends
+    assert left.is_intact()
+    kept, other = os.dup(left.fileno()), os.open(os.devnull, os.O_RDONLY)
+    try:
+        os.dup2(other, left.fileno())
+        assert not left.is_intact()
+        os.close(left.fileno())
+        assert not left.is_intact()
+    finally:
+        os.dup2(kept, left.fileno())
+        os.close(kept)
+        os.close(other)
+
+
 def test_the_last_frames_of_a_peer_that_closed_are_still_there(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     left.send({"n": 1})

@@ -1,4 +1,5 @@
 import datetime
+import errno
 import json
 import math
 
@@ -262,3 +263,20 @@ def test_what_no_worker_would_send_is_refused(values):
 
 def _raise(error):
     raise error
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_an_error_that_came_of_a_want_of_descriptors_is_known_as_such_however_it_was_wrapped(number: int) -> None:
+    bare = OSError(number, "too many")
+
+    def wrap() -> None:
+        try:
+            raise bare
+        except OSError:
+            raise ValueError("cannot connect")  # noqa: B904  as most do
+
+    with pytest.raises(ValueError, match="cannot") as wrapped:
+        wrap()
+    for error in (bare, wrapped.value, ExceptionGroup("several", [KeyError(1), wrapped.value])):
+        assert classify_error(error).lacked_descriptors
+    assert not classify_error(OSError(errno.ENOENT, "no such file")).lacked_descriptors

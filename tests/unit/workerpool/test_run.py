@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -228,3 +230,48 @@ def test_in_a_batch_each_job_has_its_own_follow_ups_and_the_highest_attempt_is_t
     assert attempts == [4]
     assert [len(result.submitted) for result in results] == [0, 1, 0]
     assert [len(result.artifacts) for result in results] == [0, 0, 1]
+
+
+class Held:
+    """Something that a handler has while it runs."""
+
+
+def test_what_a_failed_handler_held_is_free_when_its_run_is_over() -> None:
+    held: weakref.WeakSet[Held] = weakref.WeakSet()
+
+    def hold(job: object) -> None:
+        mine = Held()
+        held.add(mine)
+        raise ValueError("no luck")
+
+    gc.disable()
+    try:
+        run_job(handler(hold), claim(), QUIET)
+        assert not held
+        run_batch(handler(hold), [claim()], QUIET)
+        assert not held
+    finally:
+        gc.enable()
+
+
+def test_an_alarm_of_the_handlers_own_is_not_taken_for_the_soft_timeout() -> None:
+    def set_alarm(job: Job) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        signal.pause()
+
+    result = run_job(handler(set_alarm), claim(), QUIET, Limits(soft=30.0))
+    assert result.kind is ResultKind.FAILED
+    assert "soft timeout of" not in result.error
+    assert "SIGALRM" in result.error
+
+
+def test_after_an_alarm_of_its_own_a_handler_is_still_limited() -> None:
+    def go_on(job: Job) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        try:
+            signal.pause()
+        except RuntimeError:
+            signal.pause()
+
+    result = run_job(handler(go_on), claim(), QUIET, Limits(soft=0.2))
+    assert "SoftTimeout: still running after the soft timeout of 0.2 s" in result.error

@@ -20,7 +20,7 @@ from workerpool.outcome import Retry as RetryAsked
 from workerpool.process import ChannelError
 from workerpool.stream import succession
 from workerpool.stream.tenure import Tenure
-from workerpool.worker.protocol import Out, Ready
+from workerpool.worker.protocol import Out, Ready, Spent
 
 FULL = WriteFailed("the disk", "it is full")
 FULL.__cause__ = OSError(28, "No space left on device")
@@ -207,6 +207,34 @@ def test_only_the_running_job_is_charged_for_a_death(stage):
     assert it.ended() == {"a": "done", "b": "blocked"}
     assert it.with_worker()[0] == ["c"]
     assert it.row.sums["crashes"] == 1
+
+
+def test_a_death_after_the_run_and_before_its_outcome_is_charged_to_that_job(stage, caplog):
+    it = stage(max_crashes=1)
+    it.send("guilty", "behind")
+    it.open()
+    assert it.with_worker() == [["guilty"]]
+    it.crew.unheard.add(0)
+    it.crew.die(code=1)
+    it.settle()
+    assert it.ended() == {"guilty": "blocked"}
+    assert "after the run, before its outcome was told" in caplog.text
+
+
+def test_a_worker_that_is_spent_is_replaced_at_once_and_nobody_is_charged(stage, caplog):
+    it = stage(max_crashes=1, retries=0)
+    it.send("a", "b")
+    it.open()
+    it.crew.say(0, Spent("it has no descriptors left after 9 jobs"))
+    it.crew.unheard.add(0)
+    it.crew.die(code=0)
+    it.settle()
+    assert it.crew.starts == 2
+    it.crew.become_ready()
+    it.settle()
+    assert it.with_worker() == [["a"]]
+    assert (it.ended(), it.row.sums["crashes"]) == ({}, 0)
+    assert "worker 1 is replaced: it has no descriptors left after 9 jobs" in caplog.text
 
 
 def test_a_run_that_takes_too_long_ends_with_its_worker_and_is_a_failed_one(stage):
