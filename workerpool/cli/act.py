@@ -5,6 +5,7 @@ Each job is taken for itself: what cannot be done to one is said with its reason
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
@@ -16,11 +17,15 @@ from queuekit.errors import IllegalTransition
 from queuekit.lifecycle import State
 from workerpool.cli import words
 from workerpool.cli.jobs import list_jobs
+from workerpool.cli.leases import holder_of
 from workerpool.cli.main import FAILED, STORE, USAGE, Refusal, code_of
-from workerpool.cli.options import Source, complete_streams, standard_input, with_source_options
+from workerpool.cli.options import Source, complete_streams, standard_input, where_option, with_source_options
+from workerpool.cli.pools import read_pools, who_runs
 from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue
 from workerpool.cli.which import id_of
+from workerpool.config import PoolConfig
+from workerpool.locations import board_directory, store_folder
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]…")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -45,14 +50,15 @@ def retry_command(
         raise click.UsageError("name jobs, or --all-blocked, not both")
     if stream is not None and not all_blocked:
         raise click.UsageError("--stream goes with --all-blocked")
-    with open_queue(source.load()) as queue:
+    config = source.load()
+    with open_queue(config) as queue:
         if all_blocked:
             blocked = list_jobs(queue, {"blocked"}, stream)
             chosen: list[str] = [view.job.id for view in blocked if _wants_retry(view)]
-            _confirm(f"retry {words.number(len(chosen), 'blocked job')}", len(chosen), yes)
+            confirm(f"retry {words.number(len(chosen), 'blocked job')}", len(chosen), yes)
         else:
             chosen = _chosen("retry", ids, yes)
-        ctx.exit(_each(queue, chosen, queue.retry, "pending again"))
+        ctx.exit(_each(config, queue, chosen, queue.retry, "pending again"))
 
 
 def _wants_retry(view: JobView | PutAside) -> TypeGuard[JobView]:
@@ -71,8 +77,9 @@ def release_command(ctx: click.Context, source: Source, ids: tuple[str, ...], ye
     An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
     Exit code 1 when one could not be released.
     """
-    with open_queue(source.load()) as queue:
-        ctx.exit(_each(queue, _chosen("release", ids, yes), queue.backend.run_now, "pending"))
+    config = source.load()
+    with open_queue(config) as queue:
+        ctx.exit(_each(config, queue, _chosen("release", ids, yes), queue.backend.run_now, "pending"))
 
 
 @click.command("cancel")
@@ -86,8 +93,9 @@ def cancel_command(ctx: click.Context, source: Source, ids: tuple[str, ...], yes
     An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
     Exit code 1 when one could not be cancelled.
     """
-    with open_queue(source.load()) as queue:
-        ctx.exit(_each(queue, _chosen("cancel", ids, yes), queue.cancel, "cancelled"))
+    config = source.load()
+    with open_queue(config) as queue:
+        ctx.exit(_each(config, queue, _chosen("cancel", ids, yes), queue.cancel, "cancelled"))
 
 
 # -- which jobs
@@ -106,7 +114,7 @@ def _chosen(verb: str, ids: tuple[str, ...], yes: bool) -> list[str]:
     return read
 
 
-def _confirm(what: str, count: int, yes: bool) -> None:
+def confirm(what: str, count: int, yes: bool) -> None:
     """Ask before something is done to many; without a terminal to ask, `--yes` must have been given."""
     if yes or not count:
         return
@@ -119,11 +127,12 @@ def _confirm(what: str, count: int, yes: bool) -> None:
 # -- doing it
 
 
-def _each(queue: QueueKit, typed: Iterable[str], act: Callable[[str], None], outcome: str) -> int:
+def _each(config: PoolConfig, queue: QueueKit, typed: Iterable[str], act: Callable[[str], None], outcome: str) -> int:
     """Do it to each, saying what came of it; 1 when one could not be done. A trouble of the store ends it at once."""
     code, count = 0, 0
     for id in typed:
         count += 1
+        whole = id
         try:
             act(whole := id_of(queue, id))
         except Refusal as refusal:
@@ -132,7 +141,7 @@ def _each(queue: QueueKit, typed: Iterable[str], act: Callable[[str], None], out
         except QueueError as error:
             if code_of(error) == STORE:
                 raise
-            click.echo(f"{words.printable(id)}: {_why(error)}", err=True)
+            click.echo(f"{words.printable(id)}: {_why(config, queue, whole, error)}", err=True)
             code = FAILED
         else:
             click.echo(f"{words.printable(whole)} {outcome}")
@@ -141,15 +150,41 @@ def _each(queue: QueueKit, typed: Iterable[str], act: Callable[[str], None], out
     return code
 
 
-def _why(error: QueueError) -> str:
-    if isinstance(error, IllegalTransition):
-        hint = {
-            State.CUR: "wait for its end, or stop its worker",
-            State.NEW: "it will run by itself",
-            State.LATER: "`workerpool release` runs it now",
-            State.DONE: "`workerpool retry` runs it again",
-        }
-        return f"it is {error.state}{'; ' + hint[State(error.state)] if error.state in set(State) else ''}"
+def _why(config: PoolConfig, queue: QueueKit, id: str, error: QueueError) -> str:
+    """Why it could not be done, and what can be."""
+    if isinstance(error, IllegalTransition | JobNotFound) and queue.backend.put_aside(id) is not None:
+        return f"{words.QUARANTINED}; nothing can run it, `workerpool show {words.printable(id)}` says what to do"
     if isinstance(error, JobNotFound):
         return error.detail or "there is no such job"
-    return words.printable(str(error))
+    if not isinstance(error, IllegalTransition):
+        return words.printable(str(error))
+    if error.state == State.CUR:
+        return _about_claimed(config, queue, id)
+    where = where_option(config)
+    steps = {
+        State.NEW: "it will run by itself",
+        State.LATER: f"`workerpool release {words.printable(id)}{where}` runs it now",
+        State.DONE: f"`workerpool retry {words.printable(id)}{where}` runs it again",
+    }
+    step = steps.get(State(error.state)) if error.state in set(State) else None
+    return f"it is {error.state}; {step}" if step else f"it is {error.state}"
+
+
+def _about_claimed(config: PoolConfig, queue: QueueKit, id: str) -> str:
+    """Of a job in flight: who has it, and until when it cannot be acted on."""
+    pools = read_pools(board_directory(config))
+    found = who_runs([pool for pool in pools if pool.alive], id)
+    if found is not None:
+        return f"it is running in {found[1].name} (pid {found[1].pid}); wait for its end"
+    view = queue.look_up(id)
+    stream = "" if view is None else str(view.job.stream_id)
+    if any(pool.alive and pool.stream(stream) is not None for pool in pools):
+        return "a pool has claimed it, and runs it as soon as a worker is free; wait for its end"
+    holder = holder_of(queue, store_folder(config), stream) if stream else None
+    if holder is not None and holder.is_valid:
+        return f"it is in flight, claimed by {words.printable(holder.owner)}; wait for its end"
+    name, where = words.printable(shlex.quote(stream)), where_option(config)
+    return (
+        "it is in flight, left there by somebody who is gone: the next `workerpool run` makes it pending again "
+        f"(and runs it, unless `workerpool pause {name}{where}` comes first)"
+    )

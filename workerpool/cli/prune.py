@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import click
 
-from queuekit import QueueKit
+from queuekit import ObservationStatus, QueueKit
 from queuekit.backends.maildir.creation import CreationCost
 from workerpool.cli import words
+from workerpool.cli.act import confirm
 from workerpool.cli.interrupt import noting_interrupt
 from workerpool.cli.main import INTERRUPTED
 from workerpool.cli.options import Source, with_source
@@ -36,10 +37,22 @@ Tell = Callable[[int], None]
 @click.command("prune")
 @with_source
 @click.option("--older-than", default="7d", show_default=True, metavar="DURATION", help="Ended longer ago than this.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice((*words.END_STATES, "failed")),
+    help="Only what ended so (default: all but blocked).",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before blocked jobs are removed.")
 @click.option("--at-once", is_flag=True, help="Never rest, even if sending becomes slow meanwhile.")
 @click.pass_context
-def prune_command(ctx: click.Context, *, source: Source, older_than: str, at_once: bool) -> None:
-    """Remove the records of jobs that ended long ago, however they ended. Jobs that have not ended stay.
+def prune_command(
+    ctx: click.Context, *, source: Source, older_than: str, states: tuple[str, ...], yes: bool, at_once: bool
+) -> None:
+    """Remove the records of jobs that ended long ago. Jobs that have not ended stay.
+
+    So do those that ended blocked, with what is known of why: only `--state blocked` removes them, and asks first.
 
     It may be run beside a pool, and interrupted: what is removed by then is said, and the next run goes on.
     """
@@ -47,14 +60,17 @@ def prune_command(ctx: click.Context, *, source: Source, older_than: str, at_onc
         age = parse_duration(older_than)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--older-than") from None
+    statuses = _statuses(states)
     config = source.load()
     folder = store_folder(config)
     cost = None if folder is None or at_once else CreationCost(folder)
     removed = 0
+    if ObservationStatus.BLOCKED in statuses:
+        confirm(f"remove jobs that ended blocked over {older_than} ago, for good", 1, yes)
     with open_queue(config) as queue, noting_interrupt() as interrupted:
         try:
             with _progress() as tell:
-                for count in _portions(queue, age, cost, interrupted):
+                for count in _portions(queue, age, statuses, cost, interrupted):
                     removed += count
                     tell(removed)
         except BaseException:
@@ -66,7 +82,19 @@ def prune_command(ctx: click.Context, *, source: Source, older_than: str, at_onc
     click.echo(f"{words.number(removed, 'job')} removed")
 
 
-def _portions(queue: QueueKit, age: float, cost: CreationCost | None, interrupted: Callable[[], bool]) -> Iterator[int]:
+def _statuses(states: Collection[str]) -> set[ObservationStatus]:
+    """What may be removed."""
+    chosen = {"blocked" if state == "failed" else state for state in states}
+    return {ObservationStatus(state) for state in chosen or set(words.END_STATES) - {"blocked"}}
+
+
+def _portions(
+    queue: QueueKit,
+    age: float,
+    statuses: Collection[ObservationStatus],
+    cost: CreationCost | None,
+    interrupted: Callable[[], bool],
+) -> Iterator[int]:
     """Remove portion after portion, and tell of how many jobs each was.
 
     The first one is small, and each that does no harm makes the next one larger.
@@ -77,7 +105,7 @@ def _portions(queue: QueueKit, age: float, cost: CreationCost | None, interrupte
             portion = _FIRST_PORTION
             _rest(interrupted)
             continue
-        count = queue.backend.prune(age, limit=portion)
+        count = queue.backend.prune(age, limit=portion, statuses=statuses)
         yield count
         if count < portion:
             return

@@ -244,7 +244,7 @@ def test_release_runs_a_deferred_job_now_and_leaves_a_running_one_alone(store: S
     deferred, running = store.retrying(), store.running()
     result = store.run("release", deferred, running)
     assert result.exit_code == 1
-    assert "it is running" in result.stderr
+    assert "it is in flight, left there by somebody who is gone" in result.stderr
     assert store.states() == {deferred: "pending", running: "running"}
 
 
@@ -280,6 +280,39 @@ def test_prune_removes_what_ended_long_enough_ago(store: Store) -> None:
     assert "1 job removed" in store.run("prune", "--older-than", "0").stdout
     assert store.states() == {pending: "pending"}
     assert store.run("prune", "--older-than", "soon").exit_code == 2
+
+
+def test_prune_keeps_what_ended_blocked_unless_it_is_asked_for(store: Store) -> None:
+    cancelled = store.queue.submit("s")
+    store.queue.cancel(cancelled)
+    blocked, done = store.ended("blocked"), store.ended("done_with_concerns")
+    assert "1 job removed" in store.run("prune", "--older-than", "0").stdout
+    assert set(store.states()) == {blocked, cancelled}
+    refused = store.run("prune", "--older-than", "0", "--state", "blocked")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "add --yes" in refused.stderr
+    assert set(store.states()) == {blocked, cancelled}
+    assert "2 jobs removed" in store.run("prune", "--older-than", "0", "--state", "failed", "--yes").stdout
+    assert done not in store.states()
+
+
+def test_prune_of_one_state_leaves_the_others(store: Store) -> None:
+    kept = {store.ended("done"), store.ended("blocked")}
+    store.ended("needs_context")
+    assert "1 job removed" in store.run("prune", "--older-than", "0", "--state", "needs_context").stdout
+    assert set(store.states()) == kept
+
+
+@pytest.mark.parametrize("verb", ["retry", "release", "cancel"])
+def test_what_was_put_aside_is_no_unknown_job(store: Store, verb: str) -> None:
+    name = f"0000000000000001-00000001-0000000001-s-{'ab' * 16}"
+    (store.folder / "new" / name).write_bytes(b"{")
+    assert store.queue.drain("s") == []
+    for typed in (name, "ab" * 16):
+        result = store.run(verb, typed)
+        assert result.exit_code == 1
+        assert "quarantined: it could not be read as a job" in result.stderr
+        assert f"`workerpool show {typed}`" in result.stderr
 
 
 # -- cancelled jobs, ids cut short
