@@ -2,6 +2,7 @@
 #
 # Each target makes its own .venv, once: from the hashed lock file, again when that or pyproject.toml changes.
 # PYTHON picks the interpreter that it is made with: make test PYTHON=python3.14
+# STORE picks the demo's queue: make demo STORE=sqlite:examples/reindex/jobs.db, or STORE=postgresql://user@host/database
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,8 +21,8 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY)  ## re-index the standard library through a pool, then search it
-	$(BIN)/python examples/reindex/demo.py
+demo: $(READY)  ## re-index the standard library through a pool, then search it; STORE=URL: with its queue elsewhere
+	$(BIN)/python examples/reindex/demo.py $(if $(STORE),--store '$(STORE)')
 
 test: $(READY)  ## everything but the long runs
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not torture"
@@ -51,5 +52,6 @@ wheel: $(READY)  ## dist/*.whl
 
 clean:  ## the environment, what was built, and what the demo left
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
-	rm -rf examples/reindex/spool examples/reindex/index.db*
+	rm -rf examples/reindex/spool examples/reindex/index.db* examples/reindex/jobs.db*
+	rm -rf examples/reindex/.workerpool config/.workerpool
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

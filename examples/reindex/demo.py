@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--query", default="temporary file", metavar="WORDS", help="default: %(default)s")
     options = parser.parse_args(arguments)
 
-    headline("1. produce: one durable batch")
+    headline("1. produce: durable batches of jobs")
     if code := produce.main([options.estate, "--store", options.store]):
         return code
     headline(f"2. the pool: workerpool run {os.path.relpath(options.config)} --burst")

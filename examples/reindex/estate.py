@@ -45,16 +45,32 @@ class SourceFile:
         return cls(path=body["path"], size=body["size"], mtime_ns=body["mtime_ns"])
 
 
-def files_of(estate: str) -> Iterator[SourceFile]:
+def files_of(estate: str, after: str | None = None) -> Iterator[SourceFile]:
     """Every document of the directory `estate`, in a fixed order; raises `OSError` when a folder cannot be listed.
 
-    A file that vanishes during the walk, and one whose name is not valid Unicode, is left out.
+    `after`: only what comes behind this path, which need not be there any more; what comes before is not looked at. A
+    file that vanishes during the walk, and one whose name is not valid Unicode, is left out.
     """
-    for folder, folders, names in os.walk(os.path.realpath(estate), onerror=_raise):
+    root = os.path.realpath(estate)
+    start = place_of(root, after) if after else ()
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        here = () if folder == root else tuple((True, name) for name in os.path.relpath(folder, root).split(os.sep))
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS)
+        folders[:] = [name for name in folders if (*here, (True, name)) >= start[: len(here) + 1]]
         for name in sorted(names):
-            if name.endswith(SUFFIXES) and (found := look_at(os.path.join(folder, name))):
+            if not name.endswith(SUFFIXES) or (*here, (False, name)) <= start:
+                continue
+            if found := look_at(os.path.join(folder, name)):
                 yield found
+
+
+def place_of(root: str, path: str) -> tuple[tuple[bool, str], ...]:
+    """Where the walk comes by a path below `root`: of two paths, the one with the lesser place comes first.
+
+    In each folder its files come first, then its folders.
+    """
+    *folders, name = os.path.relpath(path, root).split(os.sep)
+    return (*((True, folder) for folder in folders), (False, name))
 
 
 def look_at(path: str) -> SourceFile | None:
