@@ -57,6 +57,10 @@ class Kind(enum.IntEnum):
     WORKER = 3
 
 
+KILLED = "killed"
+"""The state of a master's row when it has killed its processes itself: nobody is charged for what they were running."""
+
+
 class BoardError(Exception):
     """A file that is not a board of this version. Attributes: `path`, `reason`."""
 

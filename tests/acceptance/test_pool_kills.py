@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -164,6 +165,22 @@ def test_a_killed_worker_takes_one_job_with_it_and_the_stream_goes_on(make_estat
     assert {attempts(estate, job_id) for job_id in others} == {(0, 0)}
     assert pool.stream_pid() == stream
     assert pool.stop() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no subreaper elsewhere")
+def test_a_daemon_whose_worker_and_stream_are_killed_together_does_not_outlive_them(
+    make_estate: Callable[..., Estate],
+) -> None:
+    estate = make_estate({"encode": {}, "dreaming": {}})
+    pool = estate.start()
+    estate.send(do="spawn", daemon=True, then="hang")
+    ((*_, daemon),) = until(lambda: estate.notes("child"), "the daemon")
+    stream, worker, other = pool.stream_pid(), pool.worker_pid(), pool.stream_pid("dreaming")
+    os.kill(stream, signal.SIGSTOP)
+    estate.kill(worker)
+    estate.kill(stream)
+    until(lambda: is_dead(int(daemon)), "the end of the daemon")
+    assert pool.stream_pid("dreaming") == other
 
 
 def test_a_job_that_kills_its_worker_each_time_ends_blocked_and_says_how(make_estate: Callable[..., Estate]) -> None:

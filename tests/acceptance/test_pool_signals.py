@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -135,6 +136,30 @@ def test_the_third_interrupt_ends_everything_even_when_nothing_answers(make_esta
     assert pool.wait(5) == 5
     assert estate.processes() == []
     assert estate.check([job]) == {"cur": 1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no subreaper elsewhere")
+def test_the_third_interrupt_leaves_nothing_of_a_jobs_behind_and_charges_nobody(
+    make_estate: Callable[..., Estate],
+) -> None:
+    """Not even a daemon, when the stream process could not obey the second one."""
+    estate = make_estate({"encode": {"max_crashes": 1}})
+    pool = estate.start()
+    job = estate.send(do="spawn", daemon=True, then="hang")
+    until(lambda: estate.notes("child"), "the daemon")
+    os.kill(pool.stream_pid(), signal.SIGSTOP)
+    for word in ("interrupt again to kill it", "killing the workers", "killing everything"):
+        pool.tell(signal.SIGINT)
+        until(lambda word=word: word in pool.log, word)
+    assert pool.wait(5) == 5
+    assert estate.processes() == []
+    again = estate.start()
+    until(lambda: len(estate.runs()[job]) == 2, "the second run")
+    assert attempts_in(estate, "cur") == [0]
+    for word in ("interrupt again to kill it", "killing the workers"):
+        again.tell(signal.SIGINT)
+        until(lambda word=word: word in again.log, word)
+    assert again.wait(5) == 5
 
 
 def test_a_terminals_interrupt_reaches_every_process_and_only_the_master_acts(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from workerpool import logs
-from workerpool.board import Kind
+from workerpool.board import KILLED, Kind
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.master.bursting import Bursting
 from workerpool.master.desk import EXIT_USAGE, Desk, Workplace
@@ -27,6 +27,7 @@ from workerpool.master.reporter import Reporter
 from workerpool.master.service import Service
 from workerpool.master.state import Burst, Ending, all_failed_at_start, next_ending
 from workerpool.master.stopping import Stopping
+from workerpool.master.strays import Strays
 from workerpool.master.streams import Streams
 from workerpool.process import SignalPipe, reap
 
@@ -54,6 +55,7 @@ class Master:
         self._signals = SignalPipe()
         self._terminal = sys.stdin is not None and sys.stdin.isatty()
         self._reporter = Reporter(desk)
+        self._strays = Strays(self._own_children)
         self._stopping = Stopping(desk, self._kill_everything)
         self._moving = Moving(desk)
         self._hearing = Hearing(desk, self._stopping, self._moving, standby=standby)
@@ -75,6 +77,7 @@ class Master:
         faulthandler.register(signal.SIGUSR2, all_threads=True, chain=True)  # its own stack, then the loop's part
         self._desk.selector.register(self._signals, selectors.EVENT_READ)
         self._desk.place.board.row(0).take(kind=Kind.MASTER, name="master", state="running")
+        self._strays.adopt()
         try:
             while not self._stopping.is_over():
                 self._start(time.monotonic())
@@ -83,10 +86,13 @@ class Master:
         finally:
             self._kill_everything()
             self._reporter.bury()
+            self._strays.kill_all()
+            self._strays.let_go()
             faulthandler.unregister(signal.SIGUSR2)
             self._signals.close()
             self._desk.selector.close()
-        self._desk.place.board.row(0).say(state="ended")
+        if self._desk.place.board.view(0).state != KILLED:
+            self._desk.place.board.row(0).say(state="ended")
         return self._stopping.exit_code()
 
     def _start(self, now: float) -> None:
@@ -120,13 +126,23 @@ class Master:
 
     def _reap(self, now: float) -> None:
         members = {m.child.pid: m for m in self._desk.members.values() if m.child is not None}
-        for end in reap():
+        ended = reap()
+        for end in ended:
             self._reporter.ended(end.pid, now)
             if end.pid in members:
                 self._streams.bury(members[end.pid], end, now)
                 self._stopping.note_end(end.code)
+        if ended:
+            self._strays.kill()
+
+    def _own_children(self) -> set[int]:
+        streams = {member.child.pid for member in self._desk.members.values() if member.child is not None}
+        return streams if self._reporter.pid is None else streams | {self._reporter.pid}
 
     def _kill_everything(self) -> None:
+        """Streams first, with their workers; what those leave behind falls to us and is killed as it does."""
+        if self._own_children():
+            self._desk.place.board.row(0).say(state=KILLED)
         self._streams.kill_all()
         self._reporter.kill()
 

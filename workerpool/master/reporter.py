@@ -26,6 +26,11 @@ class Reporter:
         self._failures = 0
         self._starting = Trouble("starting the reporter", _log)
 
+    @property
+    def pid(self) -> int | None:
+        """Its pid while it lives."""
+        return None if self._child is None else self._child.pid
+
     def act(self, now: float) -> None:
         """Start it when it is due."""
         if self._is_wanted() and now >= self._start_at:

@@ -8,7 +8,7 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `parent` | the death signal, the subreaper, `parent_is_alive` |
 | `spawn` | `spawn` and `Child`: fork with signals blocked and a child that starts clean |
 | `reap` | `reap` and `Exit`: who ended, and how |
-| `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`: never a stranger |
+| `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`, `has_children`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
 | `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`: of this process |
 | `wait` | `wait_readable`, `wait_writable`: for one descriptor |
@@ -18,7 +18,7 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 from workerpool.process.channel import Channel, ChannelError, Frame, frame_limit
 from workerpool.process.descriptors import can_open, descriptor_limit, open_descriptors
 from workerpool.process.identity import boot_id, is_running, start_identity
-from workerpool.process.kill import end_left_overs, kill_group, kill_process, kill_strays
+from workerpool.process.kill import end_left_overs, has_children, kill_group, kill_process, kill_strays
 from workerpool.process.parent import become_subreaper, parent_is_alive
 from workerpool.process.reap import Exit, reap
 from workerpool.process.signals import SignalPipe
@@ -38,6 +38,7 @@ __all__ = [
     "descriptor_limit",
     "end_left_overs",
     "frame_limit",
+    "has_children",
     "is_running",
     "kill_group",
     "kill_process",

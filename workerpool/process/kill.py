@@ -78,7 +78,7 @@ def end_left_overs(known: Collection[int] = ()) -> list[int]:
     ended: list[int] = []
     for _ in range(_MOST_ROUNDS):
         strays = (
-            [child.pid for child in psutil.Process().children() if child.pid not in known] if _has_children() else []
+            [child.pid for child in psutil.Process().children() if child.pid not in known] if has_children() else []
         )
         if not strays:
             break
@@ -89,7 +89,8 @@ def end_left_overs(known: Collection[int] = ()) -> list[int]:
     return ended
 
 
-def _has_children() -> bool:
+def has_children() -> bool:
+    """Whether this process has any child, be it a dead one that nobody has waited for; one system call."""
     if not hasattr(os, "waitid"):
         return True
     try:

@@ -29,9 +29,12 @@ def parent_is_alive(expected: int) -> bool:
     return os.getppid() == expected
 
 
-def become_subreaper() -> bool:
-    """Adopt orphaned descendants from now on (they become this process's children); False where that does not exist."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper(on: bool = True) -> bool:
+    """Adopt orphaned descendants from now on (they become this process's children); False where that does not exist.
+
+    `on`: False = no longer.
+    """
+    return _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from workerpool.board import Board, BoardError, Kind, RowView, find_boards
+from workerpool.board import KILLED, Board, BoardError, Kind, RowView, find_boards
 from workerpool.process import boot_id, is_running, kill_group
 
 _log = logging.getLogger("workerpool.stream")
@@ -28,9 +28,15 @@ class Predecessor:
 
     stream: RowView
     workers: tuple[RowView, ...]
+    killed_by_master: bool = False
 
     def running_jobs(self) -> list[tuple[str, str]]:
-        """`(job id, how its worker was lost)` of what ran when the process died; of batches none is known to blame."""
+        """`(job id, how its worker was lost)` of what ran when the process died; of batches none is known to blame.
+
+        None of them is to blame when their pool killed them itself.
+        """
+        if self.killed_by_master:
+            return []
         return [
             (row.job, f"{row.name} died while it ran this job") for row in self.workers if row.job and row.batch == 1
         ]
@@ -63,9 +69,10 @@ def _on_board(path: str, owner: str) -> Predecessor | None:
         rows = board.rows()
     finally:
         board.close()
+    killed = any(row.kind is Kind.MASTER and row.state == KILLED for row in rows)
     for place, row in enumerate(rows):
         if row.kind is Kind.STREAM and row.name == owner:
-            return Predecessor(row, tuple(_workers_of(rows[place + 1 :], row))) if _is_dead(row) else None
+            return Predecessor(row, tuple(_workers_of(rows[place + 1 :], row)), killed) if _is_dead(row) else None
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workerpool.board import Board, Kind
+from workerpool.board import KILLED, Board, Kind
 from workerpool.process import is_running, reap, spawn, start_identity
 from workerpool.stream import succession
 from workerpool.stream.succession import find, in_place, kill_left_over
@@ -50,6 +50,16 @@ def charged(board: Board, tmp_path: Path, owner: str = OWNER) -> list[str]:
     found = find(owner, str(tmp_path), in_place(board, 1, 3))
     assert found is not None
     return [job_id for job_id, _ in found.running_jobs()]
+
+
+def test_nobody_is_charged_when_the_master_has_killed_its_processes_itself(board, tmp_path):
+    board.row(0).take(kind=Kind.MASTER, name="master", state=KILLED)
+    play_stream(board)
+    play_worker(board, 2, "ran")
+    found = find(OWNER, str(tmp_path), None)
+    assert found is not None
+    assert found.running_jobs() == []
+    assert len(found.workers) == 1
 
 
 def test_only_what_was_running_is_charged(board, tmp_path):
