@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,17 +19,18 @@ from workerpool import logs
 from workerpool.board import Board, Kind, sweep
 from workerpool.config import PoolConfig, StreamConfig
 from workerpool.config_source import line_of
-from workerpool.errors import ConfigError, Problem
+from workerpool.errors import ConfigError, Problem, TooFewDescriptors
 from workerpool.locations import make_board_directory
 from workerpool.master.desk import EXIT_USAGE, Workplace, rows_of
 from workerpool.master.loop import Master
-from workerpool.process import Channel
+from workerpool.process import Channel, descriptor_limit
 from workerpool.reporting import Reports
 from workerpool.stream.process import Place, open_queue, stream_main
 from workerpool.stream.reserve import Reserve, means_full
 from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
+_DESCRIPTORS, _DESCRIPTORS_PER_WORKER, _DESCRIPTORS_PER_STREAM = 32, 4, 2
 _log = logging.getLogger("workerpool.master")
 
 
@@ -45,12 +45,14 @@ def run(
     """Run a pool in this process until it ends; returns the exit code of `workerpool run`.
 
     `reload`: reads the configuration again (at HUP), None: it cannot be. `burst`: end when nothing is outstanding.
-    `only`: the streams to work, empty = all. `standby=False`: end with 4 when another pool works one of them. Raises
-    `ConfigError` before anything is started, `QueueError` when the store cannot be used. The process must have no
-    threads; its signal handlers are the pool's meanwhile.
+    `only`: the streams to work, empty = all. `standby=False`: end with 4 when another pool works one of them.
+
+    Raises `ConfigError` and `TooFewDescriptors` before anything is started, `QueueError` when the store cannot be used.
+    The process must have no threads; its signal handlers are the pool's meanwhile.
     """
     streams = _chosen(config, only)
     refuse_unsupported(config)
+    _check_descriptors(streams)
     logs.configure(config.log, "master")
     rows = 1 + sum(rows_of(stream) for stream in streams) + SPARE_STREAM_ROWS
     quarters = _move_in(config, rows)
@@ -99,6 +101,14 @@ def run(
     quarters.close()
     reports.close()
     return code
+
+
+def _check_descriptors(streams: Sequence[StreamConfig]) -> None:
+    """Raise `TooFewDescriptors` where processes could not even be set up; what handlers need comes on top."""
+    workers = max(stream.workers for stream in streams)
+    needed = _DESCRIPTORS + _DESCRIPTORS_PER_WORKER * workers + _DESCRIPTORS_PER_STREAM * len(streams)
+    if descriptor_limit() < needed:
+        raise TooFewDescriptors(needed, descriptor_limit())
 
 
 def refuse_unsupported(config: PoolConfig) -> None:
@@ -205,9 +215,12 @@ def _summarise(master: Master, seconds: float, box: SharedLatencyWindowBox) -> N
     p50, p95 = box.percentiles()
     total = done + blocked
     rate = total / seconds if seconds else 0.0
-    sys.stdout.write(
+    text = (
         f"{total:,} job{'' if total == 1 else 's'} in {seconds:.1f} s ({rate:,.0f} jobs/s), {blocked} blocked, "
         f"{retried} retried; "
         f"drain p50 {p50:.1f} ms, p95 {p95:.1f} ms\n"
     )
-    sys.stdout.flush()
+    try:
+        os.write(1, text.encode())
+    except OSError as error:  # the work is done, and that is what the exit code tells
+        _log.warning("cannot write to standard output (%s): %s", error.strerror, text.rstrip())

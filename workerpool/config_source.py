@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from workerpool.config_lines import KeyPath, key_lines
@@ -21,6 +21,8 @@ from workerpool.errors import ConfigError, Problem
 
 MAX_FILE_BYTES = 2**20
 
+_HEADER = re.compile(r"[ \t]*\[[ \t]*([A-Za-z]+)[ \t]*\]")
+_MENTION = re.compile(r"""(?m)^[ \t]*\[*[ \t]*["']?([A-Za-z]+)["']?[ \t]*[].=]""")
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -60,6 +62,43 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any], base: str 
         folders=folders,
         problems=tuple(_unsafe_places(label, found, folders)),
     )
+
+
+def readable_tables(path: str, names: Collection[str]) -> dict[str, Any] | None:
+    """These tables of a file that may have mistakes elsewhere; None when it cannot be told what they say.
+
+    For who wants to look at a store, or to stop its pool, and cannot wait until the file is mended. A table that is not
+    there has its defaults, as always.
+    """
+    try:
+        data, found = _read_file(path)
+        text = data.decode("utf-8-sig")
+    except (OSError, ValueError):
+        return None
+    if why_unsafe(found) is not None:
+        return None
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        values = _tables_apart(text, names)
+    tables = {name: values[name] for name in names if name in values} if values is not None else None
+    return tables if tables is None or all(isinstance(table, dict) for table in tables.values()) else None
+
+
+def _tables_apart(text: str, names: Collection[str]) -> dict[str, Any] | None:
+    """The tables of a text that is no TOML as a whole, each read by itself, as they are usually written."""
+    values: dict[str, Any] = {}
+    for piece in re.split(r"(?m)^(?=[ \t]*\[)", text):
+        name = _HEADER.match(piece)
+        if name is None or name[1] not in names:
+            if _MENTION.search(piece) and any(each in names for each in _MENTION.findall(piece)):
+                return None  # written in another way
+            continue
+        try:
+            values |= tomllib.loads(piece)
+        except (ValueError, RecursionError):
+            return None
+    return values
 
 
 def _plain(value: Any) -> Any:

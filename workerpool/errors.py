@@ -41,3 +41,13 @@ class ConfigError(PoolError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class TooFewDescriptors(PoolError):
+    """A pool's processes may not open as many files as they need. Attributes: `needed`, `limit`."""
+
+    def __init__(self, needed: int, limit: int) -> None:
+        self.needed, self.limit = needed, limit
+        super().__init__(
+            f"a pool of this size needs at least {needed} descriptors; the limit is {limit} (ulimit -n)"
+        )

@@ -262,3 +262,67 @@ def test_a_burst_that_could_not_begin_counts_no_jobs(place: Place) -> None:
     ended = place.run("run", "--burst")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "ValueError: no" in ended.stderr
+
+
+# -- output that cannot be written, limits that are too low
+
+
+def lines_of(place: Place, line: str) -> tuple[int, list[str]]:
+    """The exit code and the lines on standard error of a shell's line."""
+    made = subprocess.run(
+        ["sh", "-c", line],
+        cwd=place.folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return made.returncode, made.stderr.splitlines()
+
+
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+
+
+@needs_full
+@pytest.mark.parametrize("command", ["status", "jobs", "jobs --json", "check", "--help", "jobs --help"])
+def test_output_that_cannot_be_written_is_one_line(place: Place, command: str) -> None:
+    place.run("send", "work", "fine")
+    code, said = lines_of(place, f"workerpool {command} > /dev/full")
+    assert (code, said) == (1, ["workerpool: the output cannot be written: No space left on device"])
+
+
+@needs_full
+def test_a_job_whose_id_cannot_be_written_is_told_all_the_same(place: Place) -> None:
+    code, said = lines_of(place, "workerpool send work fine > /dev/full")
+    [job] = json.loads(place.run("jobs", "--json").stdout)["jobs"]
+    assert (code, len(said)) == (1, 1)
+    assert f"{job['id']} accepted" in said[0]
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&-"])
+def test_a_burst_without_standard_output_ends_as_its_jobs_do(place: Place, closed: str) -> None:
+    place.run("send", "work", "fine")
+    code, said = lines_of(place, f"workerpool run --burst {closed}")
+    assert code == 0
+    assert not [line for line in said if "Traceback" in line]
+    assert place.status()["streams"][0]["done"] == 1
+
+
+@needs_full
+def test_a_summary_that_cannot_be_written_is_logged(place: Place) -> None:
+    place.run("send", "work", "fine")
+    code, said = lines_of(place, "workerpool run --burst > /dev/full")
+    assert code == 0
+    assert "1 job in" in said[-1]
+
+
+def test_a_limit_on_descriptors_that_is_too_low_is_told_before_anything_starts(place: Place) -> None:
+    code, said = lines_of(place, "ulimit -n 30; workerpool run --burst")
+    assert (code, len(said)) == (1, 1)
+    needed = int(said[0].partition("at least ")[2].split()[0])
+    assert "the limit is 30 (ulimit -n)" in said[0]
+    place.run("send", "work", "fine")
+    code, said = lines_of(place, f"ulimit -n {needed}; workerpool run --burst")
+    assert (code, [line for line in said if '"error"' in line]) == (0, [])

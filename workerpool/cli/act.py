@@ -50,7 +50,7 @@ def retry_command(
         raise click.UsageError("name jobs, or --all-blocked, not both")
     if stream is not None and not all_blocked:
         raise click.UsageError("--stream goes with --all-blocked")
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         if all_blocked:
             blocked = list_jobs(queue, {"blocked"}, stream)
@@ -77,7 +77,7 @@ def release_command(ctx: click.Context, source: Source, ids: tuple[str, ...], ye
     An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
     Exit code 1 when one could not be released.
     """
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         ctx.exit(_each(config, queue, _chosen("release", ids, yes), queue.backend.run_now, "pending"))
 
@@ -93,7 +93,7 @@ def cancel_command(ctx: click.Context, source: Source, ids: tuple[str, ...], yes
     An ID may be cut short to what no other begins with. Without one, ids are read from standard input, one a line.
     Exit code 1 when one could not be cancelled.
     """
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         ctx.exit(_each(config, queue, _chosen("cancel", ids, yes), queue.cancel, "cancelled"))
 

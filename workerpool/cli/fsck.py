@@ -42,7 +42,7 @@ def fsck_command(ctx: click.Context, source: Source, repairing: bool, deep: bool
     \b
     Exit codes: 0 nothing but notes, 1 errors or warnings are left, 3 the store cannot be read
     """
-    config = source.load()
+    config = source.load_store()
     root = store_folder(config)
     if root is None:
         raise Refusal("fsck is for stores that are folders; a database keeps its own order", USAGE)

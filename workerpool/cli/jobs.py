@@ -29,7 +29,7 @@ def jobs_command(source: Source, states: tuple[str, ...], stream: str | None, li
 
     `failed` is another word for blocked. `workerpool show ID` tells a job's story.
     """
-    config = source.load()
+    config = source.load_store()
     _check_stream(config, stream)
     with open_queue(config) as queue:
         found = list_jobs(queue, set(states) or {*_STATES, words.NO_RECORD}, stream)

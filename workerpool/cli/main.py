@@ -10,8 +10,10 @@ the user and troubles of the store become one line on standard error and an exit
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import sys
 from typing import Any
 
 import click
@@ -116,6 +118,10 @@ class Commands(click.Group):
             code = _say(str(error), code_of(error))
         except PoolError as error:
             code = _say(str(error), FAILED)
+        except OSError as error:
+            if error.errno == errno.EPIPE or error.filename is not None:
+                raise  # the first is click's to end quietly; the others are no matter of the output
+            code = _cannot_write(error)
         except KeyboardInterrupt:
             code = INTERRUPTED
         raise click.exceptions.Exit(code)
@@ -124,6 +130,14 @@ class Commands(click.Group):
 def _say(message: str, code: int) -> int:
     click.echo(f"workerpool: {message}", err=True)
     return code
+
+
+def _cannot_write(error: OSError) -> int:
+    """Say that the output is lost, and let nothing more come of it: the interpreter would try once more at its end."""
+    click.echo(f"workerpool: the output cannot be written: {error.strerror}", err=True)
+    os.dup2(nowhere := os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
+    os.close(nowhere)
+    return FAILED
 
 
 def code_of(error: QueueError) -> int:
@@ -153,7 +167,37 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the command; ends the process with the exit code."""
-    cli(prog_name="workerpool")
+    _open_standard_streams()
+    try:
+        cli(prog_name="workerpool")
+    except OSError as error:  # of a help text: commands tell of theirs themselves
+        if error.filename is not None:
+            raise
+        sys.exit(_cannot_write(error))
+    finally:
+        _write_out()
+
+
+def _write_out() -> None:
+    """What is still in the buffer goes out now, when there is somebody to say that it cannot."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            sys.exit(_cannot_write(error))
+
+
+def _open_standard_streams() -> None:
+    """Where the caller has closed one of the first three descriptors, put /dev/null there: a file of ours that got its
+    number would be written into by whoever prints."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+        if fd == 1 and sys.stdout is None:
+            sys.stdout = open(fd, "w", closefd=False)  # noqa: SIM115  it is open for as long as the process
+        if fd == 2 and sys.stderr is None:
+            sys.stderr = open(fd, "w", closefd=False)  # noqa: SIM115
+    os.close(fd)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,15 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from workerpool.cli.main import USAGE, Refusal
+
 if TYPE_CHECKING:
     from workerpool.config import PoolConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_CONFIG = "config.toml"
 VARIABLE = "WORKERPOOL_CONFIG"
+_FOR_LOOKING = ("store", "lease")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +51,43 @@ class Source:
         if self.path is None:
             return load_config({}, overrides=overrides, streams_required=False)
         return load_config(self.path, overrides=overrides)
+
+    def load_store(self) -> PoolConfig:
+        """The same for who works no stream: of a file with mistakes only what it says of its store and leases counts.
+
+        The mistakes are said on standard error. Raises `ConfigError` when the store cannot be told for sure.
+        """
+        from workerpool.errors import ConfigError
+
+        try:
+            return self.load()
+        except ConfigError as error:
+            if self.path is None:
+                raise
+            config = self._with_mistakes()
+            click.echo(str(error), err=True)
+            if config is None:
+                raise Refusal("--store URL does without this configuration", USAGE) from error
+        from workerpool.cli.words import masked
+
+        click.echo(f"workerpool: these mistakes aside, this is about its store, {masked(config.store.url)}", err=True)
+        return config
+
+    def _with_mistakes(self) -> PoolConfig | None:
+        from workerpool.config_file import load_config
+        from workerpool.config_source import readable_tables
+        from workerpool.errors import ConfigError
+
+        path = os.path.abspath(self.path or "")
+        tables = readable_tables(path, _FOR_LOOKING) if self.store is None else {}
+        overrides = {} if self.store is None else {"store.url": self.store}
+        if tables is None:
+            return None
+        try:
+            found = load_config(tables, overrides=overrides, base=os.path.dirname(path), streams_required=False)
+        except ConfigError:
+            return None
+        return dataclasses.replace(found, path=path)
 
 
 def find_source(argument: str | None, option: str | None, store: str | None) -> Source:

@@ -31,7 +31,7 @@ def pause_command(source: Source, stream: str) -> None:
     What was claimed already is run. The pause survives a restart, and can be made while no pool runs.
     `status` says since when. A burst (`run --burst`) does not wait for a paused stream.
     """
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         _check_known(source, config, queue, stream)
     directory = make_board_directory(config)
@@ -54,7 +54,7 @@ def pause_command(source: Source, stream: str) -> None:
 @with_source_options
 def resume_command(source: Source, stream: str) -> None:
     """Work STREAM again after a `pause`."""
-    config = source.load()
+    config = source.load_store()
     directory = board_directory(config)
     try:
         ended = pauses.resume(directory, stream)

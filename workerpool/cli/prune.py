@@ -61,7 +61,7 @@ def prune_command(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--older-than") from None
     statuses = _statuses(states)
-    config = source.load()
+    config = source.load_store()
     folder = store_folder(config)
     cost = None if folder is None or at_once else CreationCost(folder)
     removed = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import itertools
 import os
 import sys
@@ -227,7 +228,7 @@ class _Order:
             if job_id is not None and queue.look_up(job_id) is not None:
                 raise Refusal(f"there is a job {words.printable(job_id)!r} already: workerpool show {job_id}", USAGE)
             self._send_chunk(queue, [job])
-            click.echo(job.id)
+            _tell_ids([job.id], words.printable(job.id))
             return self._await(queue, [job.id]) if self._wait else 0
 
     def send_file(self, path: str) -> int:
@@ -262,7 +263,7 @@ class _Order:
                     self._send_chunk(queue, [job for _, job in chunk])
                     line = chunk[-1][0]
                     ids += [job.id for _, job in chunk]
-                    click.echo("\n".join(job.id for _, job in chunk))
+                    _tell_ids([job.id for _, job in chunk], words.number(len(ids), "job"))
                     tell(len(ids))
             except BaseException as error:
                 stopped = f"{words.number(len(ids), 'job')} of {shown} accepted, up to line {line}, or a few more"
@@ -292,6 +293,18 @@ class _Order:
         if not any(pool.alive for pool in read_pools(board_directory(self._config))):
             click.echo("no pool runs now; waiting until one has worked this", err=True)
         return max(_await_one(queue, id) for id in ids)
+
+
+def _tell_ids(ids: list[str], whom: str) -> None:
+    """Print ids of accepted jobs. Raises `Refusal` when that cannot be: then nothing may be sent again blindly."""
+    try:
+        click.echo("\n".join(ids))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise Refusal(f"{whom} accepted, but what is not printed was lost: {error.strerror}", FAILED) from error
 
 
 def _await_one(queue: QueueKit, id: str) -> int:

@@ -37,7 +37,7 @@ def show_command(source: Source, job_id: str, as_json: bool) -> None:
 
     Exit code 1 when there is no such job.
     """
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         view = _find(queue, id_of(queue, job_id))
     if isinstance(view, PutAside):

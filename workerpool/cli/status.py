@@ -34,7 +34,7 @@ def status_command(ctx: click.Context, source: Source, as_json: bool) -> None:
     Exit codes: 0 nothing is wrong (also when no pool runs), 1 a stream is failing or in trouble, or a process is
     stopped or stuck, 3 the store cannot be read
     """
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         facts = gather(config, queue)
     if as_json:
@@ -53,7 +53,7 @@ def top_command(source: Source) -> None:
 
     Without a terminal it is drawn once.
     """
-    config = source.load()
+    config = source.load_store()
     with open_queue(config) as queue:
         _draw_until_interrupted(config, queue)
 

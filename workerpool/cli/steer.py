@@ -29,7 +29,7 @@ def stop_command(source: Source, now: bool) -> None:
     What runs may finish ([shutdown] soft and hard), what was not started is given back. Returns at once.
     Exit code 1 when no pool runs.
     """
-    config = source.load()
+    config = source.load_store()
     directory = board_directory(config)
     for pool in running_pools(config):
         if now:

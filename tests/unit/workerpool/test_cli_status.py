@@ -413,3 +413,66 @@ def test_a_pool_that_was_killed_names_the_next_step(config: Path, board: Board) 
     board.close()
     [warning] = facts(config)["warnings"]
     assert warning.endswith(f"`workerpool run --config {os.path.relpath(config)}` takes over what it left")
+
+
+# -- a configuration with mistakes
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "[streams.mail\n",
+        "[streams.mail]\nhandler = 7\n",
+        "[straems.mail]\nhandler = 'h:f'\n",
+        "[log]\nlevel = 'loud'\n",
+    ],
+)
+@pytest.mark.parametrize("store", ["", '[store] # here\nurl = "dir:./spool"\n[lease]\nttl = "20s"\n'])
+def test_a_running_pool_is_seen_and_stopped_although_its_configuration_has_a_mistake(
+    config: Path, board: Board, monkeypatch: pytest.MonkeyPatch, mistake: str, store: str
+) -> None:
+    sent: list[int] = []
+
+    def send(_pid: int, _start: str, number: int) -> bool:
+        sent.append(number)
+        return True
+
+    monkeypatch.setattr("workerpool.cli.steer.kill_process", send)
+    config.write_text(store + mistake)
+    for command in ("status", "jobs", "stop"):
+        result = CliRunner().invoke(cli, [command, str(config)])
+        assert result.exit_code == 0, command
+        assert f"{config}" in result.stderr.splitlines()[0]
+        assert "these mistakes aside, this is about its store" in result.stderr
+    assert sent == [signal.SIGTERM]
+    assert facts_of(status(config, "--json"))["streams"][0]["health"] == "running"
+    assert CliRunner().invoke(cli, ["reload", str(config)]).exit_code == 2
+
+
+def facts_of(result: Result) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(result.stdout)
+    return read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'store.url = "dir:./other"\n[streams.mail\n',
+        'store = { url = "dir:./other" }\n[streams.mail\n',
+        "[store]\nurl = dir:./other\n",
+        '["store"]\nurl = "dir:./other"\n[streams.mail\n',
+        '[store]\nurl = "ftp:other"\n[streams.mail]\nhandler = "h:f"\n',
+    ],
+)
+def test_of_a_store_that_is_not_told_for_sure_nothing_is_shown(config: Path, text: str) -> None:
+    config.write_text(text)
+    result = status(config)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--store URL does without this configuration" in result.stderr
+    assert status(config, "--store", f"dir:{config.parent / 'spool'}").exit_code == 0
+
+
+def test_a_configuration_that_others_can_write_is_not_even_asked_for_its_store(config: Path) -> None:
+    config.write_text(CONFIG)
+    config.chmod(0o666)
+    assert status(config).exit_code == 2
