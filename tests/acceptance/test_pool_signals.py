@@ -226,6 +226,51 @@ def test_a_bad_config_at_hangup_keeps_the_old_one_and_says_why(make_estate: Call
     assert pool.stop() == 0
 
 
+@pytest.mark.parametrize("inline", [False, True], ids=["workers", "inline"])
+def test_a_handler_that_cannot_be_imported_at_hangup_keeps_the_old_workers(
+    make_estate: Callable[..., Estate], inline: bool
+) -> None:
+    """Whether the config names a wrong one, or its module is broken; set right, it is taken at the next hangup."""
+    keys = {"workers": 0} if inline else {}
+    estate = make_estate({"encode": keys})
+    pool = estate.start()
+    until(pool.is_working(), "the pool")
+    old = workers(pool)
+    estate.configure({"encode": {"handler": "acting:actt", **keys}})
+    pool.tell(signal.SIGHUP)
+    until(lambda: "goes on with what it has" in pool.log, "the refusal")
+    assert list(lines_of(pool.log, "acting:actt", "did you mean"))
+    (estate.folder / "later.py").write_text("def act(job: ")
+    estate.configure({"encode": {"handler": "later:act", **keys}})
+    pool.tell(signal.SIGHUP)
+    until(lambda: pool.log.count("goes on with what it has") == 2, "the second refusal")
+    until(estate.finished(estate.send()), "a job of the old handler")
+    assert (workers(pool), pool.is_working()()) == (old, True)
+    assert not list(lines_of(pool.log, "replaced one by one"))
+    (estate.folder / "later.py").write_text("from acting import note\n\ndef act(job):\n    note('later', job.id)\n")
+    pool.tell(signal.SIGHUP)
+    until(lambda: "replaced one by one" in pool.log, "the reload")
+    until(lambda: estate.send() and estate.notes("later"), "a job of the new handler")
+    assert pool.stop() == 0
+
+
+def test_an_import_that_kills_its_process_is_no_reason_to_stop_working(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate()
+    pool = estate.start()
+    until(pool.is_working(), "the pool")
+    (estate.folder / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    estate.configure({"encode": {"handler": "deadly:act"}})
+    pool.tell(signal.SIGHUP)
+    until(lambda: list(lines_of(pool.log, "goes on with what it has", "killed by signal 11")), "the refusal")
+    job = estate.send()
+    until(estate.finished(job), "a job")
+    pid = pool.stream_pid()
+    estate.kill(pid)  # the next stream process works with what this one had
+    until(lambda: pool.is_working()() and pool.stream_pid() != pid, "the next one")
+    until(estate.finished(estate.send()), "another job")
+    assert pool.stop() == 0
+
+
 def test_a_quieted_pool_claims_nothing_until_it_is_told_to_go_on(make_estate: Callable[..., Estate]) -> None:
     estate = make_estate()
     pool = estate.start()

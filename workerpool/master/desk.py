@@ -25,7 +25,8 @@ SPARE_ROWS = 4
 class Member:
     """One stream and its process. `first_row`, `rows`: its place on the board; `left`: what waits, paused.
 
-    `starting`: the system's trouble with making the process, none of the stream's own.
+    `starting`: the system's trouble with making the process, none of the stream's own; `asked`: the configuration that
+    it was told to take on and has not said anything of yet.
     """
 
     config: StreamConfig
@@ -33,6 +34,7 @@ class Member:
     first_row: int
     rows: int
     starting: Trouble
+    asked: StreamConfig | None = None
     child: Child | None = None
     channel: Channel | None = None
     done: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from workerpool.config import StreamConfig
 from workerpool.master.desk import EXIT_OTHER_POOL, Desk, Member
 from workerpool.master.moving import Moving
 from workerpool.master.state import Ending
@@ -47,6 +48,8 @@ class Hearing:
                 member.state.failed()
             case {"t": "standby", "holder": str(holder)}:
                 self._on_standby(member, holder)
+            case {"t": "reloaded", "stream": dict(values)}:
+                member.config, member.asked = StreamConfig.from_dict(values), None
             case {"t": "lease moved"}:
                 self._moving.look()
             case {"t": "counts", "done": int(done), "blocked": int(blocked), "retried": int(retried)}:

@@ -1,4 +1,7 @@
-"""Reading the configuration anew: streams that are new start, removed ones end, the others replace their workers."""
+"""Reading the configuration anew: streams that are new start, removed ones end, the others replace their workers.
+
+These try the new handler first (`stream.reloading`), and keep what they have when it cannot be imported.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Reloading:
             else:
                 self._change(member, config)
         desk.pool = dataclasses.replace(desk.pool, streams=fresh.streams)
-        _log.info("configuration reloaded")
+        _log.info("configuration read anew")
 
     def _dismiss_all_but(self, wanted: Collection[str]) -> None:
         for name, member in self._desk.members.items():
@@ -73,6 +76,8 @@ class Reloading:
             _log.error("stream %s: so many workers need a restart of the pool", config.name)
             return
         member.state.dismissed = False
-        member.config = config
         if member.channel is not None and not member.state.told_to_end:
+            member.asked = config
             member.channel.send({"t": "reload", "stream": config.to_dict()})
+        else:
+            member.config = config

@@ -91,6 +91,9 @@ class Streams:
         """A stream process is gone: its last words, its workers, its next start."""
         self._listen(member)
         self._forget(member)
+        if member.asked is not None and not self._desk.is_ending:
+            _log.error("stream %s ended before it took its new configuration on: reload again", member.config.name)
+            member.asked = None
         self._kill_workers_of(member)
         if self._desk.is_ending:
             member.state.ended(now)

@@ -38,6 +38,7 @@ from workerpool.process import (
 )
 from workerpool.stream.state import Slot, Unit
 from workerpool.stream.stderr import StderrTap
+from workerpool.stream.trial import Trial
 from workerpool.worker.loop import EXIT_BAD_CHANNEL, WorkerSettings, worker_main
 from workerpool.worker.protocol import Message, Out, WorkerInbox, check_fits, send_job, send_stop
 
@@ -103,6 +104,8 @@ class Crew:
         self._keep = keep
         self._members: dict[int, _Member] = {}
         self._deaths: dict[int, Death] = {}
+        self._trial: Trial | None = None
+        self._tried: str | None = None
         self._number = 0
         self._claims = 0
         become_subreaper()
@@ -118,18 +121,7 @@ class Crew:
     def start(self, slot: Slot, config: StreamConfig) -> None:
         """Fork a worker for a slot; raises `OSError` when the system cannot, with nothing changed."""
         ours, theirs = Channel.pair(frame_limit(self._max_job_bytes))
-        settings = WorkerSettings(
-            stream=config.name,
-            name=f"{config.name}-{slot.index + 1}",
-            handler=config.handler,
-            handler_path=self._handler_path,
-            batch=config.batch_size > 1,
-            soft_timeout=config.soft_timeout,
-            timeout=config.timeout,
-            max_memory=config.max_memory,
-            max_job_bytes=self._max_job_bytes,
-            log=self._log,
-        )
+        settings = self._settings(config, f"{config.name}-{slot.index + 1}")
         row = self._rows[slot.index]
         row.recall(0)
         ended_before = _ended_by(row.view())
@@ -156,6 +148,37 @@ class Crew:
         stderr.close_writer()
         self._members[slot.index] = _Member(slot, child, ours, WorkerInbox(), row, stderr, ended_before)
         self._selector.register(ours, selectors.EVENT_READ, slot.index)
+
+    def _settings(self, config: StreamConfig, name: str) -> WorkerSettings:
+        return WorkerSettings(
+            stream=config.name,
+            name=name,
+            handler=config.handler,
+            handler_path=self._handler_path,
+            batch=config.batch_size > 1,
+            soft_timeout=config.soft_timeout,
+            timeout=config.timeout,
+            max_memory=config.max_memory,
+            max_job_bytes=self._max_job_bytes,
+            log=self._log,
+        )
+
+    # -- trying
+
+    def try_out(self, config: StreamConfig) -> None:
+        """Begin to import a configuration's handler, apart from every worker; one that is tried already is given up.
+
+        Raises `OSError` when the system cannot make the process.
+        """
+        if self._trial is not None:
+            self._trial.kill()
+        self._trial = self._tried = None
+        self._trial = Trial(self._settings(config, f"{config.name}-trial"), self._keep())
+
+    def tried(self) -> str | None:
+        """Once, when a trial has ended: why the handler cannot be imported, "" when it can; else None."""
+        told, self._tried = self._tried, None
+        return told
 
     # -- talking
 
@@ -290,6 +313,8 @@ class Crew:
         """Kill every worker and its process group."""
         for member in self._members.values():
             self._kill(member)
+        if self._trial is not None:
+            self._trial.kill()
 
     def _kill(self, member: _Member) -> None:
         kill_group(member.child.pid, member.child.start, signal.SIGKILL, session=member.child.session)
@@ -297,13 +322,18 @@ class Crew:
     def reap(self) -> list[tuple[Slot, Exit, RowView, list[Message]]]:
         """The workers that have ended, each with its row and what it still had to say; their groups are killed."""
         by_pid = {member.child.pid: member for member in self._members.values()}
+        trial = self._trial
 
         def sweep_group(pid: int) -> None:
             if pid in by_pid:
                 self._kill(by_pid[pid])
+            elif trial is not None and pid == trial.pid:
+                trial.kill()
 
         ended = []
         for end in reap(sweep_group):
+            if trial is not None and end.pid == trial.pid:
+                self._trial, self._tried = None, trial.judge(end)
             member = by_pid.get(end.pid)
             if member is None:
                 continue
@@ -312,9 +342,13 @@ class Crew:
             view = member.row.view()
             self._deaths[member.slot.index] = _tell(member, end, view)
             ended.append((member.slot, end, view, last_words))
-        if ended:
-            kill_strays([member.child.pid for member in self._members.values()])
+        if ended or self._tried is not None:
+            kill_strays(self._own_children())
         return ended
+
+    def _own_children(self) -> list[int]:
+        workers = [member.child.pid for member in self._members.values()]
+        return workers if self._trial is None else [*workers, self._trial.pid]
 
     def _forget(self, member: _Member) -> None:
         member.stderr.pump()

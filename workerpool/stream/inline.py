@@ -63,6 +63,7 @@ class Inline:
         self._units: deque[tuple[Unit, Lease]] = deque()
         self._said: list[Message] = []
         self._ended: int | None = None
+        self._tried: str | None = None
         self._claims = 0
         self._beating = Trouble("running a job beside a heartbeat", _log)
 
@@ -73,7 +74,7 @@ class Inline:
     def pending(self) -> bool:
         """Whether a unit can be run, or something waits to be said."""
         can_run = bool(self._units) and not self._beating.blocks(time.monotonic())
-        return bool(can_run or self._said or self._ended is not None)
+        return bool(can_run or self._said or self._ended is not None or self._tried is not None)
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
         """When to try again to run a unit that could not be run: the system had no room for a thread."""
@@ -95,6 +96,20 @@ class Inline:
         else:
             self._row.say(state="ready")
             self._said.append(Ready())
+
+    def try_out(self, config: StreamConfig) -> None:
+        """Import a configuration's handler; here, for there is no other process."""
+        try:
+            load_handler(config.handler, self._handler_path)
+        except HandlerError as error:
+            self._tried = error.reason
+        else:
+            self._tried = ""
+
+    def tried(self) -> str | None:
+        """Once, after `try_out`: why the handler cannot be imported, "" when it can; else None."""
+        told, self._tried = self._tried, None
+        return told
 
     def give(self, slot: Slot, unit: Unit, lease: Lease) -> None:  # noqa: ARG002
         """Queue a unit; it runs at the next `messages`."""

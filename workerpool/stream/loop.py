@@ -29,6 +29,7 @@ from workerpool.stream.journey import Journey
 from workerpool.stream.limits import Limits
 from workerpool.stream.orders import Orders
 from workerpool.stream.pausing import Pausing
+from workerpool.stream.reloading import Reloading
 from workerpool.stream.reserve import FullDisk
 from workerpool.stream.state import Roster, Slot, SlotState
 from workerpool.stream.stopping import Stopping
@@ -87,6 +88,7 @@ class Stream:
         self._claiming = Claiming(desk, self._arrivals)
         self._calling_back = CallingBack(desk)
         self._limits = Limits(desk)
+        self._reloading = Reloading(desk, self._arrivals)
         self._full_disk = FullDisk(desk, self._arrivals, directory)
         self._unit_ends = UnitEnds(desk.roster, desk.journey)
         self._taking_over = TakingOver(desk, self._arrivals, directory, predecessor)
@@ -136,6 +138,7 @@ class Stream:
 
     def _work(self, now: float) -> None:
         self._reap(now)
+        self._reloading.act()
         self._settle(now)
         self._pausing.act(now)
         self._taking_over.act(now)
@@ -183,15 +186,9 @@ class Stream:
                     self._words.asked(number)
                     self._arrivals.hungry = True
                 case {"t": "reload", "stream": dict(values)}:
-                    self._reload(StreamConfig.from_dict(values))
+                    self._reloading.ask(StreamConfig.from_dict(values))
                 case {"t": "stacks"}:
                     self._desk.crew.tell(signal.SIGUSR2)
-
-    def _reload(self, config: StreamConfig) -> None:
-        _log.info("stream %s: new configuration, workers are replaced one by one", config.name)
-        self._desk.config = self._desk.journey.config = config
-        self._desk.roster.resize(config)
-        self._arrivals.hungry = True
 
     def _take_words(self, now: float) -> None:
         for slot, message in self._desk.crew.messages():

@@ -93,6 +93,21 @@ def worker_main(channel: Channel, row: Row, settings: WorkerSettings) -> int:
     return _Worker(channel, row, settings, handler, stop).serve()
 
 
+def trial_main(channel: Channel, settings: WorkerSettings) -> int:
+    """Import the handler as a worker would, send how that went, and be done; returns the exit code."""
+    if settings.log is not None:
+        logs.configure(settings.log, settings.name)
+    _guard_forks(channel)
+    try:
+        load_handler(settings.handler, settings.handler_path)
+    except HandlerError as error:
+        send_failed(channel, error.reason)
+    else:
+        send_ready(channel)
+    channel.flush_blocking()
+    return EXIT_OK
+
+
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     """A handler and not SIG_IGN, because that would be inherited by the programs that a handler starts."""
 

@@ -89,6 +89,8 @@ class FakeCrew:
         self.asked: list[int] = []
         self.wrote: dict[int, str] = {}
         self.unheard: set[int] = set()
+        self.trial_says: str | None = ""
+        self._tried: str | None = None
         self._clock = clock
         self._words: list[tuple[Slot, Message]] = []
         self._number = 0
@@ -117,6 +119,10 @@ class FakeCrew:
         for job_id in unit.job_ids:
             self.say(index, Out(job_id, result))
         return unit.job_ids
+
+    def end_trial(self, error: str) -> None:
+        """The trial that is under way ends: `error` is why the handler cannot be imported, "" when it can."""
+        self._tried = error
 
     def drop_recalled(self, index: int = 0) -> None:
         """The worker notices what was called back."""
@@ -157,6 +163,13 @@ class FakeCrew:
             raise self.refuse_start
         self.starts += 1
         self.workers[slot.index] = FakeWorker(slot)
+
+    def try_out(self, config: StreamConfig) -> None:
+        self._tried = self.trial_says
+
+    def tried(self) -> str | None:
+        told, self._tried = self._tried, None
+        return told
 
     def give(self, slot: Slot, unit: Unit, lease: Lease) -> None:
         for job_id in unit.job_ids:

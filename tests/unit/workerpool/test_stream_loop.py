@@ -545,6 +545,41 @@ def test_a_reload_replaces_the_worker_when_its_run_has_ended(stage):
     assert it.ended() == {"a": "done"}
 
 
+def test_a_reload_waits_for_the_trial_of_its_handler(stage):
+    it = stage()
+    it.open()
+    it.crew.trial_says = None
+    it.order(t="reload", stream=dataclasses.replace(it.config, retries=7).to_dict())
+    it.settle()
+    assert not it.crew.workers[0].stopped
+    assert it.words("reloaded") == []
+    it.crew.end_trial("")
+    it.settle()
+    assert it.crew.workers[0].stopped
+    assert [word["stream"]["retries"] for word in it.words("reloaded")] == [7]
+
+
+def test_a_handler_that_fails_its_trial_changes_nothing_and_is_said(stage, caplog):
+    it = stage()
+    it.open()
+    it.crew.trial_says = "there is no module goood"
+    it.order(t="reload", stream=dataclasses.replace(it.config, handler="goood:f", workers=3).to_dict())
+    it.settle()
+    assert not it.crew.workers[0].stopped
+    assert len(it.crew.workers) == 1
+    assert [word["stream"]["handler"] for word in it.words("reloaded")] == ["h:f"]
+    assert "goood:f: there is no module goood" in caplog.text
+
+
+def test_a_stream_with_nothing_that_works_takes_a_reload_untried(stage):
+    it = stage()
+    it.settle()
+    it.crew.trial_says = "never asked"
+    it.order(t="reload", stream=dataclasses.replace(it.config, handler="other:f").to_dict())
+    it.settle()
+    assert [word["stream"]["handler"] for word in it.words("reloaded")] == ["other:f"]
+
+
 def test_a_reload_to_batches_gives_none_to_a_worker_for_single_jobs(stage):
     it = stage()
     it.open()
