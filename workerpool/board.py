@@ -61,6 +61,10 @@ KILLED = "killed"
 """The state of a master's row when it has killed its processes itself: nobody is charged for what they were running."""
 
 
+DIED = "died"
+"""The state of a stream's row when its process has ended untold; `error` says how. Its master writes that."""
+
+
 class BoardError(Exception):
     """A file that is not a board of this version. Attributes: `path`, `reason`."""
 

@@ -193,6 +193,15 @@ def test_a_job_that_kills_its_worker_each_time_ends_blocked_and_says_how(make_es
     assert "SIGKILL" in estate.dossier(poison)["error"]
 
 
+def test_the_record_of_an_inline_crash_has_the_signal_too(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"max_crashes": 1, "workers": 0}})
+    poison = estate.send(do="crash")
+    assert estate.run("--burst").code == 6
+    assert (
+        "its stream's process, in which it ran (workers = 0), was killed by SIGSEGV" in estate.dossier(poison)["error"]
+    )
+
+
 def test_the_record_of_a_crash_has_the_signal_the_time_the_memory_the_last_words_and_the_stack(
     make_estate: Callable[..., Estate],
 ) -> None:

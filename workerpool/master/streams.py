@@ -8,7 +8,7 @@ import selectors
 import signal
 from collections.abc import Callable
 
-from workerpool.board import Kind
+from workerpool.board import DIED, Kind
 from workerpool.config import StreamConfig
 from workerpool.master.desk import Desk, Member, rows_of
 from workerpool.master.state import StreamState
@@ -102,11 +102,9 @@ class Streams:
             _log.info("stream %s has ended", member.config.name)
         else:
             member.state.died(now)
-            how = (
-                f"killed by {signal.Signals(end.signal).name}" if end.signal is not None else f"exited with {end.code}"
-            )
+            self._desk.place.board.row(member.first_row).say(state=DIED, error=end.how)  # nobody else writes there now
             wait = max(0.0, member.state.start_at - now)
-            _log.error("stream %s %s; started again in %.1f s", member.config.name, how, wait)
+            _log.error("stream %s %s; started again in %.1f s", member.config.name, end.how, wait)
 
     def _forget(self, member: Member) -> None:
         if member.channel is not None:
@@ -137,7 +135,3 @@ class Streams:
             if child is not None and (row.pid, row.start) == (child.pid, child.start):
                 kill_process(child.pid, child.start, signal.SIGUSR2)
         self._desk.tell({"t": "stacks"})
-
-
-def _how(end: Exit) -> str:
-    return f"exited with {end.code}" if end.signal is None else f"killed by {signal.Signals(end.signal).name}"

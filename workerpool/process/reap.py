@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -23,6 +24,11 @@ class Exit:
     code: int | None
     signal: int | None
     max_rss: int
+
+    @property
+    def how(self) -> str:
+        """The end of a sentence whose subject it is: `was killed by SIGSEGV`, `exited with code 1`."""
+        return f"exited with code {self.code}" if self.signal is None else f"was killed by {_name(self.signal)}"
 
 
 def reap(before: Callable[[int], object] | None = None) -> list[Exit]:
@@ -58,6 +64,13 @@ def _next_ended(before: Callable[[int], object] | None) -> int | None:
         return None
     before(found.si_pid)
     return found.si_pid
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _as_exit(pid: int, status: int, max_rss: int) -> Exit:

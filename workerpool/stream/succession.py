@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from workerpool.board import KILLED, Board, BoardError, Kind, RowView, find_boards
+from workerpool.board import DIED, KILLED, Board, BoardError, Kind, RowView, find_boards
 from workerpool.process import boot_id, is_running, kill_group
 
 _log = logging.getLogger("workerpool.stream")
@@ -37,9 +37,14 @@ class Predecessor:
         """
         if self.killed_by_master:
             return []
-        return [
-            (row.job, f"{row.name} died while it ran this job") for row in self.workers if row.job and row.batch == 1
-        ]
+        return [(row.job, self._how(row)) for row in self.workers if row.job and row.batch == 1]
+
+    def _how(self, worker: RowView) -> str:
+        if self.stream.state != DIED:
+            return f"{worker.name} died while it ran this job"
+        if worker.pid == self.stream.pid:
+            return f"its stream's process, in which it ran (workers = 0), {self.stream.error}"
+        return f"{worker.name} died while it ran this job, with its stream's process, which {self.stream.error}"
 
 
 def in_place(board: Board, first: int, count: int) -> Predecessor:

@@ -49,10 +49,8 @@ class Trial:
                 return ""
             case Failed(error):
                 return error
-            case _ if end.signal is not None:
-                return f"its import was killed by signal {end.signal}"
             case _:
-                return f"its import ended the process with code {end.code}"
+                return f"the process that imported it {end.how}"
 
     def _last_word(self) -> Message | None:
         words: list[Message] = []

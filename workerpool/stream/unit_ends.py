@@ -7,7 +7,6 @@ for a death, and nobody for one that was meant for another job.
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
 
 from queuekit import Claimed
@@ -84,21 +83,12 @@ def describe(end: Exit, seconds: float | None, death: Death, earlier: int) -> st
     `seconds`: for how long it had been, None: the run was over, and only its outcome had not been told; `earlier`: how
     many jobs the worker had run before.
     """
-    how = f"exited with code {end.code}" if end.signal is None else f"was killed by {_signal_name(end.signal)}"
-    if death.cause:
-        how = f"was of no use any more and was ended, because {death.cause},"
+    how = f"was of no use any more and was ended, because {death.cause}," if death.cause else end.how
     when = "after the run, before its outcome was told" if seconds is None else f"after {seconds:.1f} s of this job"
     memory = f"its memory was at most {end.max_rss / 2**20:.0f} MiB"
     whose = f", with the {earlier} jobs before this one" if earlier > 1 else ", with the job before" if earlier else ""
     facts = f"its worker {how} {when}; {memory}{whose}"
     return f"{facts}\nits last words:\n{death.last_lines}" if death.last_lines else facts
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _has_only_failed(unit: Unit) -> bool:
