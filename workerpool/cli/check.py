@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +22,11 @@ from queuekit import QueueError
 from workerpool.cli import words
 from workerpool.cli.main import STORE, USAGE, code_of
 from workerpool.cli.options import Source, json_option, print_json, with_source
-from workerpool.cli.store import open_queue
+from workerpool.cli.store import nearest_folder, open_queue, why_not_makeable
 from workerpool.config import PoolConfig
+from workerpool.config_file import load_config
 from workerpool.config_lines import KeyPath
-from workerpool.config_source import line_of
+from workerpool.config_source import line_of, readable_tables
 from workerpool.errors import ConfigError, Problem
 from workerpool.handlers import HandlerError, load_callable, load_handler
 from workerpool.locations import board_directory, store_folder, store_path
@@ -59,11 +61,13 @@ def check_command(ctx: click.Context, source: Source, as_json: bool) -> None:
     try:
         config = source.load()
     except ConfigError as error:
-        if not as_json:
-            raise
-        print_json({"ok": False, "problems": [str(problem) for problem in error.problems], "config": None})
+        problems = [*map(str, error.problems), *(each.text for each in _bad_imports_beside_mistakes(source))]
+        if as_json:
+            print_json({"ok": False, "problems": problems, "config": None})
+        else:
+            click.echo("\n".join(problems), err=True)
         ctx.exit(USAGE)
-    findings = [*_unsupported(config), *bad_imports(config), *_bad_store(config)]
+    findings = [*_unsupported(config), *bad_imports(config), *_bad_log(config), *_bad_store(config)]
     if as_json:
         shown = effective(config)
         print_json({"ok": not findings, "problems": [each.text for each in findings], "config": shown})
@@ -107,6 +111,20 @@ def bad_imports(config: PoolConfig) -> Iterator[Finding]:
             yield Finding(_placed(config, ("telemetry", "hooks"), hook, reason), USAGE)
 
 
+def _bad_imports_beside_mistakes(source: Source) -> Iterator[Finding]:
+    """The same for a file with mistakes, as far as it tells of handlers: every problem is reported at once."""
+    path = os.path.abspath(source.path) if source.path is not None else None
+    tables = readable_tables(path, ("handlers", "streams")) if path is not None else None
+    for name, stream in (tables or {}).get("streams", {}).items():
+        written = stream.get("handler") if isinstance(stream, dict) else None
+        alone = {"handlers": (tables or {}).get("handlers", {}), "streams": {name: {"handler": written}}}
+        try:
+            config = load_config(alone, base=os.path.dirname(path or ""))
+        except ConfigError:  # it is told already what is wrong with it
+            continue
+        yield from bad_imports(dataclasses.replace(config, path=path))
+
+
 def _placed(config: PoolConfig, key: KeyPath, spec: str, reason: str) -> str:
     line = line_of(config.path, key, lambda written: written == spec or (isinstance(written, list) and spec in written))
     return str(Problem(config.path or "config", line, ".".join(key), f"{spec!r}: {reason}"))
@@ -133,12 +151,36 @@ def _bad_store(config: PoolConfig) -> Iterator[Finding]:
 
 
 def _why_not_makeable(path: str) -> str | None:
-    parent = os.path.dirname(path)
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
-    if not os.path.isdir(parent):
-        return f"cannot make {path}: {parent} is not a folder"
-    return None if os.access(parent, os.W_OK | os.X_OK) else f"cannot make {path}: {parent} may not be written"
+    """Why nothing can be made at a path: what is there of the way to it is tried, with a folder that stays empty."""
+    reason = why_not_makeable(path)
+    if reason is not None:
+        return reason
+    probe = os.path.join(nearest_folder(path), f".check-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        os.mkdir(probe, 0o700)
+        os.rmdir(probe)
+    except OSError as error:
+        return f"cannot make {path}: {error.strerror}"
+    return None
+
+
+def _bad_log(config: PoolConfig) -> Iterator[Finding]:
+    """A log file that could not be written: a pool would log to standard error instead."""
+    path = config.log.file
+    if not path:
+        return
+    if os.path.lexists(path):
+        is_file = stat.S_ISREG(os.lstat(path).st_mode)
+        reason = (
+            None if is_file and os.access(path, os.W_OK) else "it cannot be written" if is_file else "it is no file"
+        )
+    elif not os.path.lexists(os.path.dirname(path)):
+        reason = f"there is no folder {os.path.dirname(path)}"
+    else:
+        reason = _why_not_makeable(path)
+    if reason is not None:
+        line = line_of(config.path, ("log", "file"), lambda _: True)
+        yield Finding(str(Problem(config.path or "config", line, "log.file", reason)), USAGE)
 
 
 def _write_something(folder: str) -> None:

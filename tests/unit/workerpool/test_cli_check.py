@@ -207,3 +207,61 @@ def test_init_where_no_folder_can_be(tmp_path: Path) -> None:
     result = init(tmp_path / "file" / "x")
     assert result.exit_code == 2
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+# -- what could not be made
+
+
+@pytest.mark.parametrize("scheme", ["dir", "sqlite"])
+def test_a_store_that_could_not_be_made_is_found_by_trying(folder: Path, scheme: str) -> None:
+    """Modes do not tell: on some filesystems nobody may make anything, whatever they say."""
+    result = check(folder, f'{GOOD}[store]\nurl = "{scheme}:/proc/nope"\n')
+    assert result.exit_code == 3
+    assert "store: cannot make /proc/nope: " in result.stderr
+
+
+def test_trying_leaves_nothing_behind(folder: Path) -> None:
+    assert check(folder, f'{GOOD}[store]\nurl = "sqlite:./new/jobs.db"\n').exit_code == 0
+    assert sorted(os.listdir(folder)) == ["__pycache__", "config.toml", "fine.py"]
+
+
+@pytest.mark.parametrize("command", ["status", "jobs", "check"])
+def test_a_file_where_a_folder_should_be_is_called_that(folder: Path, command: str) -> None:
+    (folder / "file").write_text("")
+    for url in ("dir:./file/spool", "sqlite:./file/jobs.db"):
+        (folder / "config.toml").write_text(f'{GOOD}[store]\nurl = "{url}"\n')
+        result = CliRunner().invoke(cli, [command, str(folder / "config.toml")])
+        assert result.exit_code == 3
+        assert f"{folder / 'file'} is not a folder" in result.stderr
+        assert "yet" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("absent/pool.log", "there is no folder"), ("sub", "it is no file"), ("/proc/nope", "cannot make /proc/nope")],
+)
+def test_a_log_file_that_could_not_be_written_is_a_problem(folder: Path, file: str, reason: str) -> None:
+    (folder / "sub").mkdir()
+    result = check(folder, f'{GOOD}[log]\nfile = "{file}"\n')
+    assert result.exit_code == 2
+    assert f"config.toml:4: log.file: {reason}" in result.stderr
+
+
+def test_handlers_are_tried_although_there_are_other_mistakes(folder: Path) -> None:
+    text = f'{GOOD}[streams.bad]\nhandler = "absent:handle"\n[lease]\nttl = "soon"\n'
+    for options in ((), ("--json",)):
+        result = check(folder, text, *options)
+        assert result.exit_code == 2
+        said = result.stdout if options else result.stderr
+        assert "config.toml:6: lease.ttl" in said
+        assert "streams.bad.handler: 'absent:handle': there is no module absent" in said.replace("\\'", "'")
+        assert "streams.good" not in said
+
+
+def test_nothing_is_imported_for_a_file_that_others_can_write(folder: Path) -> None:
+    (folder / "fine.py").write_text("raise AssertionError('imported')")
+    (folder / "config.toml").write_text(GOOD)
+    (folder / "config.toml").chmod(0o666)
+    result = CliRunner().invoke(cli, ["check", str(folder / "config.toml")])
+    assert result.exit_code == 2
+    assert "imported" not in result.stderr
