@@ -6,7 +6,6 @@ import errno
 import json
 import multiprocessing
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -185,13 +184,19 @@ def test_names_that_are_no_checkpoints_are_passed_over(root: Path) -> None:
         assert backend.checkpoints.list(STREAM) == {ID: b"1"}
 
 
-def test_a_root_that_was_made_anew_is_used_anew(root: Path) -> None:
+def test_a_root_that_is_away_is_not_made_and_one_made_anew_is_used_anew(root: Path) -> None:
     with closing(FilesystemBackend(root)) as backend:
         store = backend.checkpoints
         assert store.compare_and_swap(ID, STREAM, None, b"1")
         root.rename(root.with_name("old"))
+        for verb in (store.read, store.delete):
+            with pytest.raises(BackendUnavailable):
+                verb(ID, STREAM)
+        with pytest.raises(BackendUnavailable):
+            store.compare_and_swap(ID, STREAM, None, b"2")
+        assert not root.exists()
+        root.mkdir()
         assert store.read(ID, STREAM) is None
-        shutil.rmtree(root)
         assert store.compare_and_swap(ID, STREAM, None, b"2")
     assert (read(root), read(root.with_name("old"))) == (b"2", b"1")
 

@@ -53,6 +53,12 @@ def consume(queue: QueueKit) -> None:
     queue.await_drain("encode", timeout=3.0)
 
 
+def resume(queue: QueueKit) -> dict[str, bytes]:
+    seen: bytes | None = queue.checkpoints.read("place", "encode")
+    moved: bool = queue.checkpoints.compare_and_swap("place", "encode", seen, b"1")
+    return queue.checkpoints.list("encode") if moved and queue.checkpoints.delete("place", "encode") else {}
+
+
 def formats(job: Job, signal: SignalFile) -> tuple[str, str]:
     assert decode_job(encode_job(job)) == job
     assert decode_signal(encode_signal(signal)) == signal

@@ -9,6 +9,7 @@ one wins. Killed at any point there is the old one or the new one.
 from __future__ import annotations
 
 import dataclasses
+import os
 import stat
 
 from queuekit.backends.admission import check_checkpoint, prepare
@@ -30,7 +31,7 @@ class MaildirCheckpoints(Checkpoints):
     def read(self, id: str, stream: str) -> bytes | None:
         """The payload; None when there is none."""
         check_checkpoint(id, stream)
-        self._mount.heal()
+        self._find()
         kept = self._kept(layout.checkpoint_filename(stream, id))
         return None if kept is None else kept.payload
 
@@ -39,7 +40,7 @@ class MaildirCheckpoints(Checkpoints):
         mount = self._mount
         fresh = checkpoint_job(id, stream, payload, mount.clock.send())
         prepare(fresh, mount.max_job_bytes)
-        mount.heal()
+        self._find()
         name = layout.checkpoint_filename(stream, id)
         before = self._kept(name)
         if not _says(before, expected):
@@ -69,7 +70,7 @@ class MaildirCheckpoints(Checkpoints):
         """Remove its file, readable or not. One that is gone already is made sure of, too."""
         check_checkpoint(id, stream)
         mount = self._mount
-        mount.heal()
+        self._find()
         name = layout.checkpoint_filename(stream, id)
         with as_write_failed(f"the end of checkpoint {id}"):
             with mount.lock(stream):
@@ -89,8 +90,14 @@ class MaildirCheckpoints(Checkpoints):
         """The streams, by names only."""
         return {stream for stream, _ in self._names()}
 
-    def _names(self) -> set[tuple[str, str]]:
+    def _find(self) -> None:
+        """Be in the folder that is at the path now. A root that is away is not made anew: what it keeps is not gone."""
+        if not os.path.isdir(self._mount.root):
+            raise BackendUnavailable(f"{self._mount.root} is not there")
         self._mount.heal()
+
+    def _names(self) -> set[tuple[str, str]]:
+        self._find()
         split = map(layout.split_checkpoint, self._mount.names(self._mount.checkpoints))
         return {each for each in split if each is not None}
 
