@@ -13,11 +13,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from queuekit import (
     HLC,
@@ -26,9 +27,12 @@ from queuekit import (
     FilesystemBackend,
     Job,
     JobID,
+    JobNotFound,
     Lease,
+    LeaseLost,
     MemoryBackend,
     ObservationStatus,
+    PersistenceKitBackend,
     QueueBackend,
     QueueError,
 )
@@ -36,6 +40,9 @@ from queuekit.contract import JobView, PutAside
 from queuekit.job import Claimed
 from queuekit.lifecycle import State
 from queuekit.testing.jobs import EPOCH_MS, FAR_MS, make_job, wait_until
+
+if TYPE_CHECKING:
+    from postgres import Server
 
 STREAMS = ("a", "a-b")
 IDS = ("1", "b-1", "00000000000000000000000000000001")
@@ -74,14 +81,28 @@ class Side:
 
 
 class Backends(RuleBasedStateMachine):
+    """On a maildir. `sessions_are_private`: a session is known to the consumer that it was given to only;
+    `prunes_in_order`: those that were sent first are removed first."""
+
+    sessions_are_private = True
+    prunes_in_order = True
+
     def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.mkdtemp(prefix="queuekit-")
         memory = MemoryBackend()
         self.sides = [
             Side([memory, MemoryBackend(store=memory.store)]),
-            Side([FilesystemBackend(self.root, durability="none") for _ in range(2)]),
+            Side([self.open() for _ in range(2)]),
         ]
+
+    def open(self) -> QueueBackend:
+        """One more consumer of the store that is compared."""
+        return FilesystemBackend(self.root, durability="none")
+
+    def may_send(self, job: Job, *, later: bool = False) -> bool:
+        """Whether both stores have room for the job as it is now."""
+        return True
 
     def teardown(self) -> None:
         for side in self.sides:
@@ -160,15 +181,18 @@ class Backends(RuleBasedStateMachine):
 
     @rule(job=jobs, who=consumers)
     def send(self, job: Job, who: int) -> None:
-        self.both(lambda side: side.consumers[who].write(job))
+        if self.may_send(job):
+            self.both(lambda side: side.consumers[who].write(job))
 
     @rule(job=jobs, who=consumers, due_ms=due_times)
     def schedule(self, job: Job, who: int, due_ms: int) -> None:
-        self.both(lambda side: side.consumers[who].write(job, due_ms=due_ms))
+        if self.may_send(job, later=True):
+            self.both(lambda side: side.consumers[who].write(job, due_ms=due_ms))
 
     @rule(batch=st.lists(jobs, max_size=5), who=consumers)
     def send_batch(self, batch: list[Job], who: int) -> None:
-        self.both(lambda side: side.consumers[who].write_batch(batch))
+        sendable = [job for job in batch if self.may_send(job)]
+        self.both(lambda side: side.consumers[who].write_batch(sendable))
 
     # -- consuming
 
@@ -204,7 +228,7 @@ class Backends(RuleBasedStateMachine):
 
     @rule(who=consumers, position=positions, status=statuses)
     def complete_session(self, who: int, position: int, status: ObservationStatus) -> None:
-        if self.sides[0].sessions:
+        if self.sides[0].sessions and self.sessions_are_private:
             which = position % len(self.sides[0].sessions)
             self.both(lambda side: side.consumers[who].complete_session(side.sessions[which], status))
 
@@ -293,7 +317,8 @@ class Backends(RuleBasedStateMachine):
         stream=st.sampled_from([*STREAMS, None]),
     )
     def prune(self, who: int, age: float, limit: int | None, stream: str | None) -> None:
-        self.both(lambda side: side.consumers[who].prune(age, limit=limit, stream=stream))
+        portion = limit if self.prunes_in_order else None
+        self.both(lambda side: side.consumers[who].prune(age, limit=portion, stream=stream))
 
     # -- what can be seen
 
@@ -358,6 +383,51 @@ def _timeless(dossier: Any) -> Any:
     }
 
 
+class Databases(Backends):
+    """On a database: an id names one job, so a job is sent again only where that changes nothing on either side."""
+
+    sessions_are_private = False
+    prunes_in_order = False
+
+    def may_send(self, job: Job, *, later: bool = False) -> bool:
+        if job.stream_id != STREAMS[IDS.index(job.id) % 2]:
+            return False
+        view = self.sides[0].consumers[0].look_up(job.id)
+        return view is None or (view.state is State.NEW and not later)
+
+    def tell(self, who: int) -> None:
+        """Nothing: its drains ask the database."""
+
+    def both(self, act: Callable[[Side], Any]) -> None:
+        """A database looks at the lease first: there a lost one is said also where memory finds nothing to do."""
+        expected, got = (_outcome(act, side) for side in self.sides)
+        if got is not LeaseLost or expected not in (0, None, JobNotFound):
+            assert got == expected
+
+
+class OnSqlite(Databases):
+    def open(self) -> QueueBackend:
+        return PersistenceKitBackend(f"sqlite:{self.root}/jobs.db", durability="none")
+
+
+class OnPostgres(Databases):
+    server: Server
+    serial = 0
+
+    def __init__(self) -> None:
+        OnPostgres.serial += 1
+        self.database = self.server.database(f"machine_{self.serial}")
+        self.url = self.database.__enter__()
+        super().__init__()
+
+    def open(self) -> QueueBackend:
+        return PersistenceKitBackend(self.url, durability="none")
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.database.__exit__(None, None, None)
+
+
 TestBackends = Backends.TestCase
 TestBackends.settings = settings(
     max_examples=80,
@@ -365,3 +435,20 @@ TestBackends.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+def _bounded(examples: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@pytest.mark.timeout(600)
+def test_sqlite_does_what_memory_does() -> None:
+    run_state_machine_as_test(OnSqlite, settings=_bounded(20))
+
+
+@pytest.mark.timeout(600)
+def test_postgresql_does_what_memory_does(postgres_server: Server) -> None:
+    OnPostgres.server = postgres_server
+    run_state_machine_as_test(OnPostgres, settings=_bounded(12))
