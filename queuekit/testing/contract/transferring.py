@@ -35,7 +35,7 @@ def everything(transfer: Transfer) -> list[JobView]:
 
 def in_order(views: Iterable[JobView | PutAside]) -> list[JobView]:
     jobs = [view for view in views if isinstance(view, JobView)]
-    return sorted(jobs, key=lambda view: view.job.submitted_at)
+    return sorted(jobs, key=lambda view: (view.job.submitted_at, view.job.id))
 
 
 def alike(ones: Iterable[JobView], others: Iterable[JobView]) -> bool:
