@@ -78,7 +78,7 @@ def readable_tables(path: str, names: Collection[str]) -> dict[str, Any] | None:
     if why_unsafe(found) is not None:
         return None
     try:
-        values = tomllib.loads(text)
+        values: dict[str, Any] | None = tomllib.loads(text)
     except (ValueError, RecursionError):
         values = _tables_apart(text, names)
     tables = {name: values[name] for name in names if name in values} if values is not None else None

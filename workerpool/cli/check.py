@@ -170,10 +170,9 @@ def _bad_log(config: PoolConfig) -> Iterator[Finding]:
     if not path:
         return
     if os.path.lexists(path):
-        is_file = stat.S_ISREG(os.lstat(path).st_mode)
-        reason = (
-            None if is_file and os.access(path, os.W_OK) else "it cannot be written" if is_file else "it is no file"
-        )
+        reason = None if os.access(path, os.W_OK) else f"{path} cannot be written"
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            reason = f"{path} is no regular file"
     elif not os.path.lexists(os.path.dirname(path)):
         reason = f"there is no folder {os.path.dirname(path)}"
     else:

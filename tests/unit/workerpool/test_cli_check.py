@@ -222,7 +222,7 @@ def test_a_store_that_could_not_be_made_is_found_by_trying(folder: Path, scheme:
 
 def test_trying_leaves_nothing_behind(folder: Path) -> None:
     assert check(folder, f'{GOOD}[store]\nurl = "sqlite:./new/jobs.db"\n').exit_code == 0
-    assert sorted(os.listdir(folder)) == ["__pycache__", "config.toml", "fine.py"]
+    assert set(os.listdir(folder)) - {"__pycache__"} == {"config.toml", "fine.py"}
 
 
 @pytest.mark.parametrize("command", ["status", "jobs", "check"])
@@ -238,13 +238,17 @@ def test_a_file_where_a_folder_should_be_is_called_that(folder: Path, command: s
 
 @pytest.mark.parametrize(
     ("file", "reason"),
-    [("absent/pool.log", "there is no folder"), ("sub", "it is no file"), ("/proc/nope", "cannot make /proc/nope")],
+    [
+        ("absent/pool.log", "there is no folder"),
+        ("sub", "{folder}/sub is no regular file"),
+        ("/proc/nope", "cannot make /proc/nope"),
+    ],
 )
 def test_a_log_file_that_could_not_be_written_is_a_problem(folder: Path, file: str, reason: str) -> None:
     (folder / "sub").mkdir()
     result = check(folder, f'{GOOD}[log]\nfile = "{file}"\n')
     assert result.exit_code == 2
-    assert f"config.toml:4: log.file: {reason}" in result.stderr
+    assert f"config.toml:4: log.file: {reason.format(folder=folder)}" in result.stderr
 
 
 def test_handlers_are_tried_although_there_are_other_mistakes(folder: Path) -> None:
@@ -259,9 +263,9 @@ def test_handlers_are_tried_although_there_are_other_mistakes(folder: Path) -> N
 
 
 def test_nothing_is_imported_for_a_file_that_others_can_write(folder: Path) -> None:
-    (folder / "fine.py").write_text("raise AssertionError('imported')")
+    (folder / "fine.py").write_text("raise AssertionError('was executed')")
     (folder / "config.toml").write_text(GOOD)
     (folder / "config.toml").chmod(0o666)
     result = CliRunner().invoke(cli, ["check", str(folder / "config.toml")])
     assert result.exit_code == 2
-    assert "imported" not in result.stderr
+    assert "was executed" not in result.stderr
