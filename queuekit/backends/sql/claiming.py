@@ -14,7 +14,7 @@ from queuekit.backends.sql import schema
 from queuekit.backends.sql.leases import SqlLease
 from queuekit.backends.sql.rows import JOB_COLUMNS, NOT_IN_FLIGHT, UNREADABLE, end_values, job_of, merged_dossier
 from queuekit.backends.sql.schema import jobs
-from queuekit.backends.sql.store import Store, portions
+from queuekit.backends.sql.store import PORTION, Store, portions
 from queuekit.contract import Lease
 from queuekit.errors import DecodingFailed, LeaseLost
 from queuekit.ids import SessionID, check_identifier
@@ -40,47 +40,49 @@ class Claimer:
             self._refuse_if_leased(stream)
         elif stream is None or lease.stream != stream:
             raise LeaseLost(stream or "(all)", f"a lease of stream {lease.stream!r} was given")
-        while self._has_work(stream, lease) and limit != 0:
-            claimed, put_aside = self._claim(stream, limit, lease)
+        while limit != 0:
+            pending, due = self._look(stream, lease)
+            if not (pending or due):
+                break
+            claimed, put_aside = self._claim(stream, limit, lease, promote=due)
             if claimed or not put_aside:
                 return claimed
         return []
 
     # -- looking
 
-    def _has_work(self, stream: str | None, lease: Lease | None) -> bool:
-        """Whether there is something to claim; takes no lock, so an idle consumer is in nobody's way."""
+    def _look(self, stream: str | None, lease: Lease | None) -> tuple[bool, bool]:
+        """Whether something is pending, and whether something deferred is due.
+
+        It takes no lock, so an idle consumer is in nobody's way.
+        """
         database = self._store.database
 
-        def look(connection: sa.Connection) -> tuple[bool, Any, int]:
+        def look(connection: sa.Connection) -> Any:
             if lease is not None and stream is not None:
                 self._store.verify(connection, stream, lease, keep=False)
-            pending = sa.select(jobs.c.id).where(schema.is_status(schema.NEW), *_of(stream)).limit(1)
-            soonest = (
-                sa.select(jobs.c.id, jobs.c.stream_id, jobs.c.not_before)
-                .where(schema.is_status(schema.LATER), *_of(stream))
-                .order_by(jobs.c.not_before)
-                .limit(1)
-            )
-            found = connection.execute(pending).first() is not None
-            return found, connection.execute(soonest).first(), int(connection.scalar(sa.select(database.now_ms)) or 0)
+            return connection.execute(_look(stream, database.now_ms)).one()
 
-        found, soonest, now_ms = database.run(look, write=False)
-        self._store.deferrals.learn(stream, tuple(soonest) if soonest else None, now_ms, time.monotonic())
-        due = soonest is not None and (soonest.not_before is None or soonest.not_before <= now_ms)
-        return found or due or bool(self._store.due_ids(stream))
+        seen = database.run(look, write=False)
+        soonest = None if seen.id is None else (seen.id, seen.stream_id, seen.not_before)
+        self._store.deferrals.learn(stream, soonest, seen.now_ms, time.monotonic())
+        due = seen.id is not None and (seen.not_before is None or seen.not_before <= seen.now_ms)
+        return seen.pending is not None, due or bool(self._store.due_ids(stream))
 
     # -- claiming
 
-    def _claim(self, stream: str | None, limit: int | None, lease: Lease | None) -> tuple[list[Claimed], int]:
-        """`(claimed, how many were put aside)`."""
+    def _claim(
+        self, stream: str | None, limit: int | None, lease: Lease | None, *, promote: bool
+    ) -> tuple[list[Claimed], int]:
+        """`(claimed, how many were put aside)`. `promote`: what is due becomes pending before."""
         session = SessionID.mint()
-        due_ids = self._store.due_ids(stream)
+        due_ids = self._store.due_ids(stream) if promote else []
 
         def act(connection: sa.Connection) -> tuple[list[Job], list[Any]]:
             if lease is not None and stream is not None:
                 self._store.verify(connection, stream, lease)
-            self._promote(connection, stream, due_ids)
+            if promote:
+                self._promote(connection, stream, due_ids, limit)
             rows = connection.execute(self._claiming(stream, limit, lease, session)).all()
             return self._sort_out(connection, rows)
 
@@ -93,22 +95,24 @@ class Claimer:
         readable.sort(key=lambda job: job.submitted_at)
         return [Claimed(job=job, session_id=session) for job in readable], len(put_aside)
 
-    def _promote(self, connection: sa.Connection, stream: str | None, due_ids: list[str]) -> None:
-        due = sa.or_(jobs.c.not_before.is_(None), jobs.c.not_before <= self._store.database.now_ms)
-        if due_ids:
-            due = sa.or_(due, jobs.c.id.in_(due_ids[:500]))
-        connection.execute(sa.update(jobs).where(schema.is_status(schema.LATER), *_of(stream), due).values(**_PROMOTED))
+    def _promote(self, connection: sa.Connection, stream: str | None, due_ids: list[str], limit: int | None) -> None:
+        """What is due becomes pending; of very many, those that have waited longest."""
+        later = sa.select(jobs.c.id).where(schema.within(schema.LATER), *_of(stream))
+        due = later.where(jobs.c.not_before <= schema.once(self._store.database.now_ms)).order_by(jobs.c.not_before)
+        if limit is not None:
+            due = due.limit(max(limit, PORTION))
+        for wanted in (due, later.where(jobs.c.not_before.is_(None)), later.where(jobs.c.id.in_(due_ids[:PORTION]))):
+            connection.execute(sa.update(jobs).where(_among(wanted)).values(**_PROMOTED))
 
     def _claiming(
         self, stream: str | None, limit: int | None, lease: Lease | None, session: SessionID
     ) -> sa.UpdateBase:
-        oldest = sa.select(jobs.c.id).where(schema.is_status(schema.NEW), *_of(stream)).order_by(*schema.ORDER)
+        oldest = _oldest(stream)
         if limit is not None:
             oldest = oldest.limit(limit)
-        taken = oldest.with_for_update(skip_locked=True).cte("oldest")  # looked for once, also by PostgreSQL
         return (
             sa.update(jobs)
-            .where(jobs.c.id.in_(sa.select(taken.c.id)), schema.is_status(schema.NEW))
+            .where(_among(oldest))
             .values(status=schema.CUR, session_id=str(session), claimed_by=_tag(lease))
             .returning(*JOB_COLUMNS, jobs.c.dossier)
         )
@@ -161,10 +165,13 @@ class Claimer:
             self._store.verify(connection, stream, lease)
             abandoned = lease.abandoned(connection) if isinstance(lease, SqlLease) else sa.true()
             here = sa.select(jobs.c.id).where(jobs.c.stream_id == stream, schema.is_status(schema.CUR), abandoned)
-            strays = [id for id in connection.scalars(here) if id not in self._store.claims]
+            locked = here.order_by(jobs.c.id).with_for_update(
+                of=jobs
+            )  # nobody brings one home, to be claimed, meanwhile
+            strays = [id for id in connection.scalars(locked) if id not in self._store.claims]
             home = sa.update(jobs).values(status=schema.NEW, **NOT_IN_FLIGHT)
             return sum(
-                connection.execute(home.where(jobs.c.id.in_(portion), schema.is_status(schema.CUR))).rowcount
+                connection.execute(home.where(jobs.c.id.in_(portion), schema.within(schema.CUR))).rowcount
                 for portion in portions(strays)
             )
 
@@ -198,6 +205,33 @@ class Claimer:
             return None
         self.book(job, session, lease)
         return Claimed(job=job, session_id=session)
+
+
+def _oldest(stream: str | None) -> sa.Select[Any]:
+    """The ids of pending jobs in HLC order, along an index in that order."""
+    here = (schema.is_status(schema.NEW),) if stream is None else (schema.within(schema.NEW), *_of(stream))
+    return sa.select(jobs.c.id).where(*here).order_by(*schema.ORDER)
+
+
+def _among(wanted: sa.Select[Any]) -> sa.ColumnElement[bool]:
+    """The guard of an UPDATE: just these rows, found once and nobody else's until the transaction ends.
+
+    A status beside it would say nothing more, and SQLite would look for the rows by that, among all that have it.
+    """
+    return jobs.c.id.in_(sa.select(wanted.with_for_update(skip_locked=True).cte("wanted").c.id))
+
+
+def _look(stream: str | None, now_ms: sa.ColumnElement[int]) -> sa.Select[Any]:
+    """One row: the oldest pending job and the deferred one that is due soonest, if any, and the time."""
+    soonest = (
+        sa.select(jobs.c.id, jobs.c.stream_id, jobs.c.not_before)
+        .where(schema.within(schema.LATER), *_of(stream))
+        .order_by(jobs.c.not_before)
+        .limit(1)
+        .subquery()
+    )
+    here = sa.select(_oldest(stream).limit(1).scalar_subquery().label("pending"), now_ms.label("now_ms")).subquery()
+    return sa.select(here, soonest).select_from(here.outerjoin(soonest, sa.true()))
 
 
 def _of(stream: str | None) -> list[sa.ColumnElement[bool]]:

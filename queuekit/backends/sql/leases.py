@@ -2,13 +2,15 @@
 
 * `RowLease` (PostgreSQL): a row for each stream. Its clock is the database's. A holder on this host that died is known
   dead by its alive file and followed at once; one on another host is waited for, a ttl long. A holder on this host that
-  lives loses it only to somebody who has watched it unrenewed for a ttl.
+  lives loses it only to somebody who has watched it unrenewed for a ttl; nobody loses it to one who could not look
+  himself (`sightings`).
 * `FileAndRowLease` (SQLite): the lease file beside the database decides who takes over, as on a maildir, so that other
   ports see it and a clock step harms nobody; the row makes check and act one transaction. It is written at take-overs
   only, so heartbeats wait for no writer of the database.
 * `SharedLease` (PostgreSQL, `exclusive=False`): many consumers of one stream, each with a session row that it renews.
   Whoever finds one dead or unrenewed for a ttl removes it and makes its claims pending again, in one transaction; the
-  stopped one that comes back finds its session gone and settles nothing.
+  stopped one that comes back finds its session gone and settles nothing. One that was cut off itself blames nobody for
+  a ttl (`sightings`): after an outage of the server all are late, and none is dead.
 
 `check(connection)` is what every act under a lease calls first: it raises `LeaseLost` unless the lease is this one's,
 and keeps it so until the transaction ends.
@@ -19,7 +21,6 @@ from __future__ import annotations
 import abc
 import os
 import tempfile
-import time
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,10 +28,14 @@ import sqlalchemy as sa
 from queuekit.backends.sql import schema
 from queuekit.backends.sql.database import Database
 from queuekit.backends.sql.schema import jobs, leases, sessions
+from queuekit.backends.sql.sightings import Sightings, Stamp
 from queuekit.errors import LeaseLost, WriteFailed
 from queuekit.ids import check_identifier
 from queuekit.lease import DEFAULT_TTL, HEARTBEAT_FRACTION, DrainLease, Record, Verdict, judge
 from queuekit.locks import AliveFile, Life, life_of
+
+_MISSED = 2 / HEARTBEAT_FRACTION  # of a ttl: one who could not look for so long may have missed a renewal
+_STANDBY_PAUSE = 3.0  # seconds: who waits for a lease need not look more often
 
 
 class SqlLease(abc.ABC):
@@ -98,7 +103,7 @@ class RowLease(SqlLease):
         super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
         self._folder = folder
         self._alive = AliveFile(_alive_path(folder, self.owner))
-        self._seen: tuple[bytes | None, float] = (None, time.monotonic())
+        self._sightings = Sightings(max(_MISSED * ttl, _STANDBY_PAUSE))
 
     def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Take the lease when it is free, stale or ours; True when it is ours now."""
@@ -111,8 +116,10 @@ class RowLease(SqlLease):
         """The number of the take-over; 0 when somebody else has it."""
         row = _locked_row(self._database, connection, self.stream)
         verdict = self._judge(row)
-        if verdict is Verdict.FRESH or _is_shared(self._database, connection, self.stream, self.ttl):
+        if verdict is Verdict.FRESH or self._is_shared(connection):
             return 0
+        if verdict is not Verdict.OURS:
+            connection.execute(sa.delete(sessions).where(sessions.c.stream_id == self.stream))
         _hold(self._alive)
         kept = verdict is Verdict.OURS and self.fence
         fence = int(row.fence) + (0 if kept else 1)
@@ -120,16 +127,18 @@ class RowLease(SqlLease):
         return fence
 
     def _judge(self, row: Any) -> Verdict:
-        content = None if row.owner is None else Record(row.owner, row.beat / 1000).encode()
-        if content != self._seen[0]:
-            self._seen = (content, time.monotonic())
+        if row.owner is None:
+            return Verdict.FREE
+        stamp = Stamp(row.owner, row.beat, (row.now - row.beat) / 1000)
+        silence = self._sightings.silences([stamp])[row.owner]
+        beat = row.beat / 1000
         return judge(
-            content,
+            Record(row.owner, beat).encode(),
             owner=self.owner,
-            now=row.now / 1000,
+            now=beat + silence.told,
             ttl=self.ttl,
-            life=_life(self._folder, row.owner) if row.owner not in {None, self.owner} else Life.UNKNOWN,
-            unchanged=time.monotonic() - self._seen[1],
+            life=_life(self._folder, row.owner) if row.owner != self.owner else Life.UNKNOWN,
+            unchanged=silence.watched,
         )
 
     def heartbeat(self, now: float | None = None) -> None:  # noqa: ARG002
@@ -154,7 +163,13 @@ class RowLease(SqlLease):
     def _is_held(self, connection: sa.Connection) -> bool:
         row = _row(self._database, connection, self.stream)
         fresh = row is not None and self._judge(row) is Verdict.FRESH
-        return fresh or _is_shared(self._database, connection, self.stream, self.ttl)
+        return fresh or self._is_shared(connection)
+
+    def _is_shared(self, connection: sa.Connection) -> bool:
+        """Whether somebody shares the stream who has renewed his session, and is not known to be dead."""
+        age = self._database.now_ms - sessions.c.beat
+        fresh = sa.select(sessions.c.owner).where(sessions.c.stream_id == self.stream, age <= self.ttl * 1000)
+        return any(_life(self._folder, owner) is not Life.DEAD for owner in connection.scalars(fresh))
 
     def release(self) -> None:
         """Give it up if it is ours, so that a successor starts at once."""
@@ -217,6 +232,7 @@ class SharedLease(SqlLease):
         super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
         self._folder = folder
         self._alive = AliveFile(_alive_path(folder, self.owner))
+        self._sightings = Sightings(_MISSED * ttl)
 
     def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Join the stream; False while somebody holds it exclusively."""
@@ -227,7 +243,7 @@ class SharedLease(SqlLease):
         row = _locked_row(self._database, connection, self.stream)
         if self.fence and connection.scalar(sa.select(sessions.c.id).where(sessions.c.id == self.tag)):
             return self.fence
-        if _is_held(row, self.ttl) and _life(self._folder, row.owner) is not Life.DEAD:
+        if self._is_excluded(row):
             return 0
         _hold(self._alive)
         fence, beat = int(row.fence) + 1, self._database.now_ms
@@ -245,8 +261,11 @@ class SharedLease(SqlLease):
         mine = sa.update(sessions).where(sessions.c.id == self.tag).values(beat=self._database.now_ms)
         if not connection.execute(mine).rowcount:
             raise LeaseLost(self.stream, None)
-        if not self._remove_dead(connection):
+        over = self._over(connection)
+        if not over:
             return 0
+        _locked_row(self._database, connection, self.stream)
+        _remove(connection, over)
         home = (
             sa.update(jobs)
             .where(jobs.c.stream_id == self.stream, schema.is_status(schema.CUR), self._nobodys())
@@ -260,7 +279,9 @@ class SharedLease(SqlLease):
             raise LeaseLost(self.stream, None)
 
     def abandoned(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
-        self._remove_dead(connection)
+        """See `SqlLease`. Until the transaction ends nobody joins: who has no session now cannot have claimed since."""
+        _locked_row(self._database, connection, self.stream)
+        _remove(connection, self._over(connection))
         return self._nobodys()
 
     def may_adopt(self, connection: sa.Connection, claimed_by: str | None) -> bool:
@@ -271,18 +292,19 @@ class SharedLease(SqlLease):
         living = sa.select(sessions.c.id).where(sessions.c.stream_id == self.stream)
         return sa.or_(jobs.c.claimed_by.is_(None), jobs.c.claimed_by.not_in(living))
 
-    def _remove_dead(self, connection: sa.Connection) -> bool:
-        """Remove the sessions of the dead and of those that did not renew theirs; whether there were any."""
-        others = sa.select(
-            sessions.c.id, sessions.c.owner, (self._database.now_ms - sessions.c.beat).label("age")
-        ).where(sessions.c.stream_id == self.stream, sessions.c.id != self.tag)
-        late = [row.id for row in connection.execute(others) if self._is_over(row)]
-        if late:
-            connection.execute(sa.delete(sessions).where(sessions.c.id.in_(late)))
-        return bool(late)
-
-    def _is_over(self, row: Any) -> bool:
-        return row.age > self.ttl * 1000 or _life(self._folder, row.owner) is Life.DEAD
+    def _over(self, connection: sa.Connection) -> list[tuple[str, int]]:
+        """`(id, beat)` of the others' sessions whose consumers have died or did not renew them for a ttl."""
+        age = (self._database.now_ms - sessions.c.beat).label("age")
+        others = sa.select(sessions.c.id, sessions.c.owner, sessions.c.beat, age).where(
+            sessions.c.stream_id == self.stream, sessions.c.id != self.tag
+        )
+        rows = connection.execute(others).all()
+        silences = self._sightings.silences(Stamp(row.id, row.beat, row.age / 1000) for row in rows)
+        return [
+            (row.id, row.beat)
+            for row in rows
+            if silences[row.id].told > self.ttl or _life(self._folder, row.owner) is Life.DEAD
+        ]
 
     def holder(self) -> str | None:
         """A consumer of this stream on this host that died and left its session: whoever joins next follows it."""
@@ -293,7 +315,11 @@ class SharedLease(SqlLease):
     def is_held_by_other(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Whether somebody holds the stream exclusively. Changes nothing."""
         row = self._database.run(lambda connection: _row(self._database, connection, self.stream), write=False)
-        return row is not None and _is_held(row, self.ttl)
+        return row is not None and self._is_excluded(row)
+
+    def _is_excluded(self, row: Any) -> bool:
+        held = row.owner is not None and row.now - row.beat <= self.ttl * 1000
+        return held and _life(self._folder, row.owner) is not Life.DEAD
 
     def release(self) -> None:
         """Leave. Claims that are still ours are anybody's from now on."""
@@ -389,8 +415,12 @@ def _locked_row(database: Database, connection: sa.Connection, stream: str) -> A
     return row
 
 
-def _is_held(row: Any, ttl: float) -> bool:
-    return row.owner is not None and row.now - row.beat <= ttl * 1000
+def _remove(connection: sa.Connection, over: list[tuple[str, int]]) -> None:
+    """Remove sessions, given with their last beat, unless they were renewed meanwhile or are just being used."""
+    if over:
+        still = sa.select(sessions.c.id).where(sa.tuple_(sessions.c.id, sessions.c.beat).in_(over))
+        idle = still.with_for_update(skip_locked=True).cte("idle")
+        connection.execute(sa.delete(sessions).where(sessions.c.id.in_(sa.select(idle.c.id))))
 
 
 def _write(connection: sa.Connection, stream: str, **values: Any) -> None:
@@ -411,11 +441,3 @@ def _check_owner(connection: sa.Connection, stream: str, owner: str, keep: bool)
     found = connection.scalar(wanted.with_for_update(read=True) if keep else wanted)
     if found != owner:
         raise LeaseLost(stream, found)
-
-
-def _is_shared(database: Database, connection: sa.Connection, stream: str, ttl: float) -> bool:
-    """Whether somebody shares the stream who has renewed his session."""
-    fresh = sa.select(sessions.c.id).where(
-        sessions.c.stream_id == stream, database.now_ms - sessions.c.beat <= ttl * 1000
-    )
-    return connection.scalar(fresh.limit(1)) is not None

@@ -3,8 +3,8 @@
 **Nobody waits for ever.** Locks are waited for `patience` seconds, a statement may take `ANSWER_SECONDS - 1` more (both
 kept by the server), and a server that does not answer at all, because it is stopped or the network swallows everything,
 is given up by this side after `patience + ANSWER_SECONDS`: the connection is dropped then, and whether a COMMIT under
-way took effect is unknown. The server in turn gives up a client that stops inside a transaction, so that its locks do
-not outlive it. What the URL says wins over these settings where both speak.
+way took effect is unknown. The server in turn gives up a client that stands still inside a transaction for as long, so
+that its locks do not outlive it. What the URL says wins over these settings where both speak.
 
 **Waking.** NOTIFY comes after the commit, since inside it would serialize all commits of the database; it is a commit
 of its own that needs no disk. Whoever listens looks by itself now and then, so a lost one is made up for.
@@ -37,7 +37,6 @@ CHANNEL = "queuekit"
 ANSWER_SECONDS = 3.0
 _CONNECT_SECONDS = (2, 5)  # at least, at most
 _POLL_SECONDS = 2.0
-_IDLE_SECONDS = 30.0  # how long the server lets a client stand still inside a transaction
 _PAYLOAD_BYTES = 7000  # the server takes up to 7999
 
 _AGAIN = frozenset({"40001", "40P01"})
@@ -125,7 +124,7 @@ class PostgresDatabase(Database):
                 {
                     "lock": _ms(self.patience),
                     "statement": _ms(self.patience + ANSWER_SECONDS - 1),
-                    "idle": _ms(_IDLE_SECONDS),
+                    "idle": _ms(self.patience + ANSWER_SECONDS),
                     "sync": "off" if self.durability == "none" else "on",
                 },
             )

@@ -1,7 +1,8 @@
 """Ending, giving back and putting off jobs in flight: a look at their rows, then one guarded UPDATE, one transaction.
 
-A reply counts while the row is in flight under the session that claimed it. One for a row that ended by this very reply
-(its acknowledgement was lost on the way) is a success; for any other it is dropped, and nothing is written.
+A reply counts while the row is in flight under the session that claimed it and, where many share the stream, under the
+lease of the one who replies. One for a row that ended by this very reply (its acknowledgement was lost on the way) is a
+success; for any other it is dropped, and nothing is written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from queuekit.backends.admission import checked_completion
 from queuekit.backends.maildir.claims import Claim
 from queuekit.backends.sql import schema
+from queuekit.backends.sql.leases import SharedLease
 from queuekit.backends.sql.rows import NOT_IN_FLIGHT, end_values, merged_dossier, values_of
 from queuekit.backends.sql.schema import jobs
 from queuekit.backends.sql.store import Store, hlc_of
@@ -106,9 +108,11 @@ class Settler:
         def act(connection: sa.Connection) -> list[str]:
             if lease is not None:
                 self._store.verify(connection, lease.stream, lease)
-            here = [jobs.c.session_id == str(session), schema.is_status(schema.CUR)]
+            here = [jobs.c.session_id == str(session), schema.within(schema.CUR)]
             if lease is not None:
                 here.append(jobs.c.stream_id == lease.stream)
+            if isinstance(lease, SharedLease):
+                here.append(jobs.c.claimed_by == lease.tag)
             latest = (
                 sa.select(*schema.ORDER).where(*here).order_by(*(column.desc() for column in schema.ORDER)).limit(1)
             )
@@ -169,6 +173,8 @@ def _is_in_flight(row: Any, claim: Claim | None, trusted: bool, lease: Lease | N
     """Whether a reply for this row may be carried out."""
     if row.status != schema.CUR or (lease is not None and row.stream_id != lease.stream):
         return False
+    if isinstance(lease, SharedLease) and row.claimed_by != lease.tag:
+        return False  # the stream is not all ours: what another one works on is not even known by its id
     return trusted if claim is None else bool(row.session_id == claim.session)
 
 
