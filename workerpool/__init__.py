@@ -1,17 +1,37 @@
 """A pool of worker processes over a durable queue: `workerpool run config.toml`, or `run_pool` from a program.
 
-What handlers use is here too; `JobContext` is their second argument.
+What handlers use is here too; `JobContext` is their second argument. These names are loaded when they are asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from workerpool.outcome import Discard, Outcome, Retry
-from workerpool.worker.context import JobContext
+if TYPE_CHECKING:
+    from workerpool.outcome import Discard, Outcome, Retry
+    from workerpool.worker.context import JobContext
 
 __all__ = ["Discard", "JobContext", "Outcome", "Retry", "run_pool"]
+_HOMES = {
+    "Discard": "workerpool.outcome",
+    "JobContext": "workerpool.worker.context",
+    "Outcome": "workerpool.outcome",
+    "Retry": "workerpool.outcome",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def run_pool(

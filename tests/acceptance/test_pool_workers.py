@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+import psutil
 import pytest
-from pool import Estate, lines_of
+from pool import Estate, lines_of, until
 
 LIMITED = ["sh", "-c", 'ulimit -n "$0" && exec "$@"']
 
@@ -95,3 +96,22 @@ def test_a_fast_leak_is_held_within_a_bound_and_told_by_its_growth(make_estate: 
     assert len({pid for pid, *_ in estate.notes("rss")}) >= 3
     assert "less than jobs need" not in pool.log
     assert list(lines_of(pool.log, "is replaced: it has grown by", "MiB after"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="titles are Linux's")
+def test_each_process_is_shown_by_what_it_is_for(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {"workers": 2}, "dreaming": {}})
+    pool = estate.start()
+    until(pool.is_working("encode", "dreaming"), "the pool")
+    until(lambda: len(pool.tree()) == 6, "every worker")
+    assert sorted(psutil.Process(pid).cmdline()[0] for pid in pool.tree()) == [
+        "workerpool: master",
+        "workerpool: stream dreaming",
+        "workerpool: stream encode",
+        "workerpool: worker dreaming-1",
+        "workerpool: worker encode-1",
+        "workerpool: worker encode-2",
+    ]
+    assert len(estate.processes()) == 6  # they are found by their environment: that is as it was
+    assert "SPT_NOENV" not in psutil.Process(pool.pid).environ()
+    assert pool.stop() == 0

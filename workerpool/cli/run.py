@@ -33,5 +33,7 @@ def run_command(ctx: click.Context, source: Source, only: tuple[str, ...], burst
         raise Refusal("run needs a configuration: `workerpool init DIR` writes one", USAGE)
     config = source.load()
     from workerpool.assemble import run
+    from workerpool.process.title import set_title
 
+    set_title("master")
     ctx.exit(run(config, reload=source.load, burst=burst, only=only, standby=not no_standby))

@@ -5,7 +5,7 @@
     flush stdio, block every signal
     fork ───────────────────────────────▶ handlers to default, no wakeup fd
     own group (also set here)             own group; standard input from /dev/null then
-                                          death signal; is the parent still there?
+                                          title; death signal; is the parent still there?
     unblock                               every inherited descriptor but `keep` parked; unblock
     read the start identity               run target, flush, os._exit(its code)
 
@@ -32,6 +32,7 @@ from workerpool.process.descriptors import open_descriptors
 from workerpool.process.identity import start_identity
 from workerpool.process.parent import set_parent_death_signal
 from workerpool.process.spare import keep_spare, with_spare
+from workerpool.process.title import set_title
 
 EXIT_ORPHANED = 114
 """Exit code of a child whose parent ended before the child was set up."""
@@ -60,14 +61,15 @@ def spawn(
 ) -> Child:
     """Fork a child that runs `target` and exits with the code that it returns.
 
-    `own_group`: the child leads a process group of its own (and reads nothing from the terminal). `ignore_int`: SIGINT
-    is ignored there. `death_signal`: what the child gets when this process ends (Linux): SIGTERM for stream processes,
-    SIGKILL for workers. `keep`: descriptors that stay open beside 0, 1 and 2.
+    `name`: what people see it as (`workerpool: <name>`). `own_group`: the child leads a process group of its own (and
+    reads nothing from the terminal). `ignore_int`: SIGINT is ignored there. `death_signal`: what the child gets when
+    this process ends (Linux): SIGTERM for stream processes, SIGKILL for workers. `keep`: descriptors that stay open
+    beside 0, 1 and 2.
 
     An exception that leaves `target` is printed to standard error and ends the child with 1; SystemExit with its code.
     Raises `OSError` when the system cannot fork; nothing has changed then.
     """
-    plan = _Plan(parent=os.getpid(), own_group=own_group, ignore_int=ignore_int, death_signal=death_signal, keep=keep)
+    plan = _Plan(name, os.getpid(), own_group, ignore_int, death_signal, keep)
     keep_spare()
     _flush_stdio()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -83,10 +85,11 @@ def spawn(
     return Child(pid=pid, start=start_identity(pid) or "", name=name, group=group, session=os.getsid(0))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Plan:
     """What the child has to know to set itself up; see `spawn`."""
 
+    name: str
     parent: int
     own_group: bool
     ignore_int: bool
@@ -100,6 +103,7 @@ def _be_the_child(target: Callable[[], int], plan: _Plan) -> NoReturn:
         _reset_signals(plan.ignore_int)
         if plan.own_group:
             _set_group(0)
+        set_title(plan.name)
         if not set_parent_death_signal(plan.death_signal, plan.parent):
             os._exit(EXIT_ORPHANED)
         _park_descriptors(plan.keep, and_stdin=plan.own_group)

@@ -22,7 +22,7 @@ class Trial:
         try:
             self._child: Child = spawn(
                 lambda: trial_main(theirs, settings),
-                name=settings.name,
+                name=f"trial {settings.stream}",
                 own_group=True,
                 death_signal=signal.SIGKILL,
                 keep=(theirs.fileno(), *keep),
