@@ -1,11 +1,13 @@
-"""What handlers log: through the pool's log, under the name of their worker, with the job on each line."""
+"""What a pool says of its processes, and what handlers log: under their worker's name, with the job on each line."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 from pool import Estate, until
 
 
@@ -41,3 +43,24 @@ def test_a_log_file_gets_the_workers_lines_too_and_the_level_holds_there(make_es
     assert [line.split(" ", 2)[2] for line in file.read_text().splitlines() if "encode-1" in line] == [
         "warning encode-1 a line of the handler's own"
     ]
+
+
+def test_who_is_stopped_is_told_at_once_and_when_it_goes_on(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {}})
+    pool = estate.start()
+    until(pool.is_working(), "the stream")
+    for pid, name in ((pool.stream_pid(), "stream encode"), (pool.worker_pid(), "encode-1")):
+        process = psutil.Process(pid)
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: f"`kill -CONT {pid}`" in pool.log, "the word that it was stopped")  # noqa: B023
+        process.send_signal(signal.SIGCONT)
+        until(lambda: f"{name} goes on" in pool.log, "the word that it goes on")  # noqa: B023
+    assert pool.stop() == 0
+
+
+def test_a_pool_says_that_it_starts_and_what_it_works(make_estate: Callable[..., Estate]) -> None:
+    estate = make_estate({"encode": {}, "other": {}})
+    pool = estate.run("--burst")
+    said = [line["message"] for line in lines(pool.log)]
+    assert said[0] == f"pool {pool.pid} starts a burst: encode, other"
+    assert {f"stream {name} is worked here from now on" for name in ("encode", "other")} <= set(said)

@@ -29,7 +29,7 @@ from workerpool.master.state import Burst, Ending, all_failed_at_start, next_end
 from workerpool.master.stopping import Stopping
 from workerpool.master.strays import Strays
 from workerpool.master.streams import Streams
-from workerpool.process import SignalPipe, reap
+from workerpool.process import SignalPipe, halts, reap
 
 _SIGNALS = (
     signal.SIGTERM,
@@ -126,6 +126,9 @@ class Master:
 
     def _reap(self, now: float) -> None:
         members = {m.child.pid: m for m in self._desk.members.values() if m.child is not None}
+        for pid, is_stopped in halts():
+            if pid in members:
+                self._streams.tell_halt(members[pid], is_stopped=is_stopped)
         ended = reap()
         for end in ended:
             self._reporter.ended(end.pid, now)

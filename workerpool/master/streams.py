@@ -115,6 +115,14 @@ class Streams:
         member.base = member.counts
         member.done = member.blocked = member.retried = 0
 
+    def tell_halt(self, member: Member, *, is_stopped: bool) -> None:
+        """Its process was stopped by somebody, or goes on."""
+        pid = member.child.pid if member.child is not None else 0
+        if is_stopped:
+            _log.error("stream %s was stopped: nothing of it moves until `kill -CONT %d`", member.config.name, pid)
+        else:
+            _log.warning("stream %s goes on", member.config.name)
+
     def kill_all(self) -> None:
         """Kill every stream process and its workers."""
         for member in self._desk.members.values():

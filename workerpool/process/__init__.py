@@ -7,7 +7,7 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `identity` | `start_identity`, `is_running`: telling a process from a later one with the same pid |
 | `parent` | the death signal, the subreaper, `parent_is_alive` |
 | `spawn` | `spawn` and `Child`: fork with signals blocked and a child that starts clean |
-| `reap` | `reap` and `Exit`: who ended, and how |
+| `reap` | `reap`, `halts` and `Exit`: who ended, and how; who was stopped |
 | `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`, `has_children`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
 | `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`: of this process |
@@ -20,7 +20,7 @@ from workerpool.process.descriptors import can_open, descriptor_limit, open_desc
 from workerpool.process.identity import boot_id, is_running, start_identity
 from workerpool.process.kill import end_left_overs, has_children, kill_group, kill_process, kill_strays
 from workerpool.process.parent import become_subreaper, parent_is_alive
-from workerpool.process.reap import Exit, reap
+from workerpool.process.reap import Exit, halts, reap
 from workerpool.process.signals import SignalPipe
 from workerpool.process.spawn import Child, spawn
 from workerpool.process.wait import wait_readable, wait_writable
@@ -40,6 +40,7 @@ __all__ = [
     "frame_limit",
     "has_children",
     "is_running",
+    "halts",
     "kill_group",
     "kill_process",
     "kill_strays",

@@ -1,4 +1,4 @@
-"""Who ended, and how."""
+"""Who ended, and how; who was stopped."""
 
 from __future__ import annotations
 
@@ -50,6 +50,23 @@ def reap(before: Callable[[int], object] | None = None) -> list[Exit]:
             before(reaped)
         ended.append(_as_exit(reaped, status, usage.ru_maxrss * RSS_UNIT))
     return ended
+
+
+def halts() -> list[tuple[int, bool]]:
+    """`(pid, whether it is stopped)` of children that were stopped or continued since the last call, oldest first.
+
+    A stop and its end make a SIGCHLD, too. (Where the system cannot tell without reaping, none is told.)
+    """
+    found: list[tuple[int, bool]] = []
+    while _CAN_PEEK:
+        try:
+            news = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        except ChildProcessError:
+            break
+        if news is None or not news.si_pid:
+            break
+        found.append((news.si_pid, news.si_code == os.CLD_STOPPED))
+    return found
 
 
 def _next_ended(before: Callable[[int], object] | None) -> int | None:

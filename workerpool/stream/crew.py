@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import logging
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from queuekit.contract import Lease
 from queuekit.job import Delivery
@@ -29,6 +30,7 @@ from workerpool.process import (
     Exit,
     become_subreaper,
     frame_limit,
+    halts,
     is_running,
     kill_group,
     kill_process,
@@ -47,6 +49,7 @@ _STDERR_SECONDS = 0.05
 _EXIT_SECONDS = 0.1
 _CLOSED = "the handler had closed its worker's pipe"
 _SPOILED = "the handler had written into its worker's pipe"
+_log = logging.getLogger("workerpool.stream")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -330,6 +333,7 @@ class Crew:
             elif trial is not None and pid == trial.pid:
                 trial.kill()
 
+        self._tell_halts(by_pid)
         ended = []
         for end in reap(sweep_group):
             if trial is not None and end.pid == trial.pid:
@@ -349,6 +353,16 @@ class Crew:
     def _own_children(self) -> list[int]:
         workers = [member.child.pid for member in self._members.values()]
         return workers if self._trial is None else [*workers, self._trial.pid]
+
+    def _tell_halts(self, by_pid: Mapping[int, _Member]) -> None:
+        """Workers that somebody has stopped: without a timeout their jobs would wait for ever, and nobody know why."""
+        for pid, is_stopped in halts():
+            if pid in by_pid:
+                name = by_pid[pid].row.view().name
+                if is_stopped:
+                    _log.error("%s was stopped: it does nothing until `kill -CONT %d`", name, pid)
+                else:
+                    _log.warning("%s goes on", name)
 
     def _forget(self, member: _Member) -> None:
         member.stderr.pump()
