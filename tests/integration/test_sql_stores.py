@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from queuekit import (
     WriteFailed,
 )
 from queuekit.backends.sql import schema
+from queuekit.backends.sql.sqlite import library
 from queuekit.contract import JobView, PutAside
 from queuekit.lifecycle import State
 from queuekit.testing.jobs import EPOCH_MS, FAR_MS, ids_of, make_job, make_jobs
@@ -48,7 +50,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def engine(url: str) -> Iterator[sa.Engine]:
     """The store as its user's own code reaches it."""
     mine = url.replace("sqlite:", "sqlite:///").replace("postgresql:", "postgresql+psycopg:")
-    engine = sa.create_engine(mine)
+    engine = sa.create_engine(mine, **({"module": library().module} if url.startswith("sqlite:") else {}))
     yield engine
     engine.dispose()
 
@@ -180,7 +182,7 @@ def test_a_row_that_holds_no_job_is_put_aside_and_the_others_are_claimed(
 
 def test_columns_of_the_wrong_type_hold_no_job(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/jobs.db"
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db")
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db", module=library().module)
     with contextlib.closing(PersistenceKitBackend(url)) as backend:
         damages = [
             {"payload": "text"},
@@ -307,6 +309,32 @@ def test_a_connection_to_another_kind_of_database_is_refused(backend: Persistenc
         stranger = sa.create_engine("sqlite://").connect()
     with pytest.raises(ValueError, match=stranger.dialect.name):
         queue.submit("encode", connection=stranger)
+
+
+def test_a_connection_of_another_sqlite_library_is_refused(tmp_path: Path) -> None:
+    """Closing it would drop the locks that the queue's own library holds for this process."""
+    path = tmp_path / "jobs.db"
+    theirs = types.ModuleType("othersqlite.dbapi2")
+    theirs.__dict__.update(library().module.__dict__, __name__="othersqlite.dbapi2")
+    with contextlib.closing(PersistenceKitBackend(f"sqlite:{path}")) as backend:
+        engine = sa.create_engine(f"sqlite:///{path}", module=theirs)
+        with engine.begin() as connection, pytest.raises(ValueError, match=rf"module={library().name}\.dbapi2"):
+            QueueKit(backend=backend).submit("encode", connection=connection)
+        engine.dispose()
+        assert backend.pending_count() == 0
+
+
+def test_a_library_behind_an_asynchronous_driver_counts(tmp_path: Path) -> None:
+    """What `run_sync` hands over: its dialect has an adapter, which names the library."""
+    path = tmp_path / "jobs.db"
+    adapter = types.SimpleNamespace(sqlite=types.ModuleType("othersqlite"))
+    adapter.sqlite.sqlite_version_info = (3, 53, 0)
+    stranger: Any = types.SimpleNamespace(dialect=types.SimpleNamespace(name="sqlite", dbapi=adapter))
+    with (
+        contextlib.closing(PersistenceKitBackend(f"sqlite:{path}")) as backend,
+        pytest.raises(ValueError, match="of othersqlite"),
+    ):
+        QueueKit(backend=backend).submit("encode", connection=stranger)
 
 
 def test_a_job_that_has_gone_is_not_found(backend: PersistenceKitBackend, engine: sa.Engine) -> None:

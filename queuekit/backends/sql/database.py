@@ -136,6 +136,11 @@ class Database(abc.ABC):
         Raises what the driver raises.
         """
 
+    def check_theirs(self, connection: sqlalchemy.Connection) -> None:
+        """Raise `ValueError` when somebody else's connection cannot be one to this database, or must not be."""
+        if connection.dialect.name != self.scheme:
+            raise ValueError(f"the connection is to {connection.dialect.name}, and the queue is in {self.name}")
+
     @abc.abstractmethod
     def watcher(self, poll: float | None = None) -> Watcher:
         """A new watcher of arrivals, attached. `poll`: seconds between looks where (or while) there are no events."""

@@ -47,8 +47,7 @@ class Sender:
     def send_within(self, connection: sa.Connection, accepted: Iterable[Job], due_ms: int | None = None) -> int:
         """Accept jobs in the caller's transaction: they are there when it commits, and never were when it does not."""
         database = self._store.database
-        if connection.dialect.name != database.scheme:
-            raise ValueError(f"the connection is to {connection.dialect.name}, and the queue is in {database.name}")
+        database.check_theirs(connection)
         checked = self._checked(accepted)
         if not checked:
             return 0

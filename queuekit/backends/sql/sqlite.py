@@ -11,6 +11,10 @@ refused when that cannot be because somebody has it open.
 half of it. Afterwards nothing here ever opens the file beside SQLite: closing such a descriptor would drop the locks
 that SQLite holds for this process.
 
+**Two libraries.** Two copies of SQLite in one process do not know of each other: when one closes the file, the kernel
+drops the locks of the other, in the middle of a transaction. So whoever opens the file in a process that has the queue
+open uses the same library; a connection of another one is refused where it is handed over.
+
 **Forks.** SQLite keeps tables of its locks in memory, which a forked child would take for its own. So before a fork
 the forking thread keeps other threads from beginning transactions, waits for those under way (they are short: waiting
 for a lock happens between them), and closes all connections; both sides open new ones when they need them. Where that
@@ -176,6 +180,17 @@ class SqliteDatabase(Database):
 
     def notify_within(self, connection: sqlalchemy.Connection, streams: Collection[str]) -> None:
         """Nothing: watchers see the commit itself, if a little later."""
+
+    def check_theirs(self, connection: sqlalchemy.Connection) -> None:
+        """One of another SQLite library is refused, too: see *Two libraries* above."""
+        super().check_theirs(connection)
+        theirs: Any = connection.dialect.dbapi
+        name = Library(getattr(theirs, "sqlite", theirs)).name  # an asynchronous driver wraps a library
+        if name != self._library.name:
+            raise ValueError(
+                f"the connection is of {name}, and this process opens {self.path} with {self._library.name}: two"
+                f" SQLite libraries drop each other's locks; use create_engine(..., module={self._library.name}.dbapi2)"
+            )
 
     def watcher(self, poll: float | None = None) -> Watcher:
         """See `watch`."""
