@@ -74,7 +74,7 @@ def perform(told: dict[str, Any], job: Job, ctx: JobContext) -> object:
         case "sleep":
             time.sleep(told["seconds"])
         case "wait":
-            wait_for(Path(told["file"]))
+            wait_for(Path(os.path.expandvars(told["file"])))
         case "wait to be stopped":
             while not ctx.should_stop:
                 time.sleep(0.005)

@@ -18,6 +18,7 @@ from workerpool.locations import store_folder
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.pausing import Pausing
+from workerpool.stream.taking_over import TakingOver
 from workerpool.stream.tenure import Phase
 
 _EARLY_SHARE = 5
@@ -37,12 +38,15 @@ class Housekeeping:
         desk: Desk,
         arrivals: Arrivals,
         pausing: Pausing,
+        taking_over: TakingOver,
         is_busy: Callable[[], bool],
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._desk = desk
         self._arrivals = arrivals
         self._pausing = pausing
+        self._taking_over = taking_over
         self._is_busy = is_busy
         folder = store_folder(desk.pool)
         self._cost = None if folder is None else CreationCost(folder)
@@ -83,6 +87,7 @@ class Housekeeping:
 
     def _scan(self, now: float) -> None:
         desk = self._desk
+        self._taking_over.follow(now)
         try:
             desk.backend.rescue_strays(desk.stream, lease=desk.lease)
             desk.backend.finish_intents(desk.stream, lease=desk.lease)

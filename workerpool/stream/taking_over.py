@@ -2,6 +2,7 @@
 
 Its workers are killed first, then the jobs that they were running are charged, and everything else that is in flight
 becomes pending again. When any of it fails, all of it is tried again: what is done already is not found a second time.
+Where many share a stream, a consumer of this host that dies is followed in the same way by one that lives.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class TakingOver:
         self._arrivals = arrivals
         self._directory = directory
         self._in_place = in_place
+        self._shared = not desk.config.exclusive
         self._charged = 0
         self._trouble = desk.troubles.new("taking the stream over", _log)
 
@@ -43,6 +45,24 @@ class TakingOver:
             self._trouble.over(now)
             self._desk.taken_over = True
             self._desk.row.set(held_ms=now_ms())
+
+    def follow(self, now: float) -> None:
+        """Take over from a consumer of a shared stream that has died on this host; raises `LeaseLost`."""
+        desk = self._desk
+        if not (self._shared and desk.taken_over) or self._trouble.blocks(now):
+            return
+        try:
+            owner = desk.lease.holder()
+            if owner is not None:
+                self._charge(owner)
+                rescued = desk.backend.rescue_strays(desk.stream, lease=desk.lease)
+                _log.warning("%s died on this host; of its jobs %d are pending again", owner, rescued)
+        except LeaseLost:
+            raise
+        except STORE_ERRORS as error:
+            self._trouble.met(error, now)
+        else:
+            self._trouble.over(now)
 
     def next(self, now: float) -> float | None:  # noqa: ARG002
         """When it is to be tried (again)."""
