@@ -27,6 +27,7 @@ _STORED = {  # all other words are of jobs that have ended
     "retrying": State.LATER,
 }
 _SECRET = re.compile(r"(?<=[?&]password=)[^&]*")
+_TENTHS_BELOW = 10.0
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
@@ -49,10 +50,12 @@ def stored_state(word: str) -> State:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in at most two units: `3s`, `2m5s`, `4h`; under a second in ms."""
+    """A length of time, rounded, in at most two units: `3s`, `2m5s`, `4h`; in tenths under ten seconds, else in ms."""
     if seconds < 1:
         return f"{max(0, round(seconds * 1000))}ms"
-    rest, parts = int(seconds), []
+    if seconds < _TENTHS_BELOW:
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    rest, parts = round(seconds), []
     for unit, size in _UNITS:
         count, rest = divmod(rest, size)
         if count:

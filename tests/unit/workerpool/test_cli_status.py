@@ -321,7 +321,7 @@ def test_what_keeps_a_stream_from_its_work_is_told_with_its_length(config: Path,
     board.row(1).say(trouble="settling jobs: No space left on device")
     result = status(config)
     assert result.exit_code == 1
-    assert "! stream mail: settling jobs: No space left on device, since 28s" in result.stdout
+    assert "! stream mail: settling jobs: No space left on device, since 2" in result.stdout
     assert mail(config)["health"] == "in trouble"
     board.row(1).adopt(2**22 + 1, "nobody")
     assert mail(config)["trouble"] is None  # a dead process has no other trouble than that

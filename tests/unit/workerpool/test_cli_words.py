@@ -9,7 +9,10 @@ from workerpool.cli import words
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "0ms"), (-3, "0ms"), (0.25, "250ms"), (3.9, "3s"), (125, "2m5s"), (3600, "1h"), (90061, "1d1h"), (3605, "1h")],
+    [
+        *((0, "0ms"), (-3, "0ms"), (0.25, "250ms"), (1.84, "1.8s"), (2, "2s"), (9.97, "10s"), (27.6, "28s")),
+        *((59.7, "1m"), (125, "2m5s"), (3599.8, "1h"), (3600, "1h"), (3605, "1h"), (90061, "1d1h")),
+    ],
 )
 def test_durations_have_at_most_two_units(seconds: float, said: str) -> None:
     assert words.duration(seconds) == said

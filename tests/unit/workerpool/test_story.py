@@ -83,7 +83,7 @@ def test_each_failed_run_is_told_with_its_time_and_its_error():
     runs = [{"run": 1, "ended_ms": NOW - 60_000, "seconds": 1.5}, {"run": 2, "ended_ms": NOW}]
     story = said(ended(cause="retries exhausted", errors=["E: a", "F: b"], attempts=2, crashes=0, runs=runs), scene())
     assert "failed 2 runs" in story
-    assert "after 1s: E: a" in story
+    assert "after 1.5s: E: a" in story
     assert "F: b" in story
     assert "because retries exhausted: every run failed, and no more are allowed (retries = 3)" in story
 
