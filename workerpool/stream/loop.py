@@ -93,7 +93,9 @@ class Stream:
         self._unit_ends = UnitEnds(desk.roster, desk.journey)
         self._taking_over = TakingOver(desk, self._arrivals, directory, predecessor)
         self._pausing = Pausing(desk, self._arrivals, directory)
-        self._housekeeping = Housekeeping(desk, self._arrivals, self._pausing, self._taking_over, self._is_busy, clock)
+        self._housekeeping = Housekeeping(
+            desk, self._arrivals, self._pausing, self._taking_over, self._is_busy, clock=clock
+        )
         self._stopping = Stopping(desk, self._calling_back)
         self._words = Words(desk, burst=burst, is_busy=self._is_busy)
         self._leasing = desk.troubles.new("holding the lease", _log)
