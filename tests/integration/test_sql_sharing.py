@@ -161,6 +161,18 @@ def test_my_own_claims_survive_my_own_looks(consumer: Make) -> None:
 # -- one that stops beating
 
 
+def test_a_claim_of_mine_that_i_never_heard_of_comes_home(consumer: Make) -> None:
+    """The connection was lost while a claim was committed: the rows say that it is mine, and I know of none."""
+    one = consumer("a").join()
+    one.backend.write_batch([make_job("known", STREAM), make_job("unheard", STREAM)])
+    one.drain(1)
+    two = consumer("a").join()
+    two.lease.owner, two.lease.fence = one.lease.owner, one.lease.fence
+    two.drain(1)
+    assert one.backend.rescue_strays(STREAM, lease=one.lease) == 1
+    assert ids_of(one.drain()) == ["unheard"]
+
+
 def test_only_the_silent_ones_claims_are_rescued_and_it_settles_nothing_afterwards(consumer: Make) -> None:
     silent, other, third = (consumer(host, SHORT).join() for host in ("a", "b", "c"))
     silent.backend.write_batch([make_job(each, STREAM) for each in ("s1", "s2", "s3", "o1")])

@@ -279,10 +279,13 @@ class SharedLease(SqlLease):
             raise LeaseLost(self.stream, None)
 
     def abandoned(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
-        """See `SqlLease`. Until the transaction ends nobody joins: who has no session now cannot have claimed since."""
+        """See `SqlLease`. Until the transaction ends nobody joins: who has no session now cannot have claimed since.
+
+        What bears our own tag is among it: a claim whose answer was lost on the way is one that we do not know of.
+        """
         _locked_row(self._database, connection, self.stream)
         _remove(connection, self._over(connection))
-        return self._nobodys()
+        return sa.or_(self._nobodys(), jobs.c.claimed_by == self.tag)
 
     def may_adopt(self, connection: sa.Connection, claimed_by: str | None) -> bool:
         owner = connection.scalar(sa.select(sessions.c.owner).where(sessions.c.id == claimed_by))
