@@ -351,14 +351,13 @@ class _Move:
             )
 
     def remove(self, *, keep: bool) -> None:
-        """What was let in is in the source no more; then where it came from may be forgotten.
+        """What was let in is in the source no more; then where it came from may be forgotten. It needs no lease.
 
         `keep`: only what an earlier call without it has hidden goes.
         """
         removed = 0
         while count := self._leaving.purge(_PORTION_JOBS):
             removed += count
-            self._beat()
             self._tell("removing", removed, 0)
         if not keep:
             self._remove_checkpoints()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from queuekit import BackendUnavailable, QueueKit
+from queuekit import BackendUnavailable, QueueError, QueueKit
 from queuekit.lifecycle import State
 from queuekit.transfer import Found, Side, move, undo
 from workerpool import pauses
@@ -94,6 +94,10 @@ def migrate_command(
                 "interrupted: no job is lost; the same command goes on, or --undo back if it still can", err=True
             )
             ctx.exit(INTERRUPTED)
+        except QueueError:
+            progress.close()
+            _say_hidden(source)
+            raise
         progress.close()
     if found is None:
         raise Refusal("nothing was moved: both stores are as they were", FAILED)
@@ -197,6 +201,14 @@ def _say_undone(source: Side, target: Side, undone: tuple[int, int], as_json: bo
         print_json({"from": source.name, "to": target.name, "back": back, "dropped": dropped})
         return
     click.echo(f"{words.number(back, 'job')} back in {_shown(source)}; copies dropped in {_shown(target)}: {dropped:,}")
+
+
+def _say_hidden(source: Side) -> None:
+    """After an error: whether it is of importance for the source that the move goes on."""
+    with contextlib.suppress(QueueError):  # the same trouble again, which is said anyway
+        if next(iter(source.backend.transfer().leaving()), None) is not None:
+            shown = _shown(source)
+            click.echo(f"jobs of {shown} are out of sight: the same command goes on, or --undo back", err=True)
 
 
 def _shown(side: Side) -> str:

@@ -146,6 +146,20 @@ def test_an_undone_move_says_what_is_back() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_after_an_error_it_is_said_that_jobs_are_out_of_sight() -> None:
+    with QueueKit("spool") as queue, QueueKit("other") as other:
+        (view, *_) = queue.backend.transfer().whole()
+        queue.backend.transfer().hide([view], leases={})  # type: ignore[list-item]
+        lease = other.lease("encode")
+        assert lease.try_acquire()
+        result = run("dir:spool", "dir:other", "--yes")
+        lease.release()
+    assert result.exit_code == 1
+    assert f"held by {lease.owner}" in result.stderr
+    assert "out of sight: the same command goes on, or --undo back" in result.stderr
+
+
+@pytest.mark.usefixtures("folder")
 def test_what_is_wrong_is_said_before_anything_is_made() -> None:
     for arguments, code, said in (
         (("dir:nowhere", "dir:other", "--yes"), 3, "no queue at"),
