@@ -358,7 +358,7 @@ class _Move:
         removed = 0
         while count := self._leaving.purge(_PORTION_JOBS):
             removed += count
-            self._tell("removing", removed, 0)
+            self._tell("removing files or rows", removed, 0)
         if not keep:
             self._remove_checkpoints()
         self._arriving.forget()
