@@ -37,7 +37,8 @@ def gather(config: PoolConfig, queue: QueueKit, blocked: Mapping[str, int] | Non
     pools = read_pools(board_directory(config))
     blocked = count_blocked(queue) if blocked is None else blocked
     configured = [stream.name for stream in config.streams]
-    named = [*configured, *sorted((queue.backend.streams() | _on_boards(pools)) - set(configured))]
+    others = queue.backend.streams() | _on_boards(pools) | blocked.keys()
+    named = [*configured, *sorted(others - {*configured, ""})]
     root = store_folder(config)
     streams = [
         _stream(name, queue, pools, root, known=name in configured)
@@ -324,8 +325,8 @@ def _about_stream(stream: Mapping[str, Any], config: PoolConfig) -> Iterator[str
     if stream["blocked"]:
         count = words.number(stream["blocked"], "job")
         yield (
-            f"stream {name}: {count} ended blocked; `workerpool jobs --state blocked{where}` lists them, "
-            f"`workerpool retry --all-blocked --stream {shlex.quote(name)}{where}` runs them again"
+            f"stream {name}: {count} ended blocked or cancelled; `workerpool jobs --state blocked{where}` lists them, "
+            f"`workerpool retry --all-blocked --stream {shlex.quote(name)}{where}` runs all but cancelled ones again"
         )
 
 

@@ -290,9 +290,15 @@ def test_what_is_kept_of_blocked_jobs_is_counted_whoever_has_blocked_them(config
     assert (told["streams"][0]["blocked"], told["streams"][0]["blocked_by_this_run"]) == (3, 7)
     assert told["ok"] is True
     [warning] = told["warnings"]
-    assert "3 jobs ended blocked" in warning
+    assert "3 jobs ended blocked or cancelled" in warning
     assert f"`workerpool jobs --state blocked --config {os.path.relpath(config)}`" in warning
     assert "`workerpool retry --all-blocked --stream mail --config" in warning
+
+
+def test_a_stream_that_has_only_blocked_jobs_left_is_shown_although_nobody_names_it(config: Path) -> None:
+    end_blocked(config, "a")
+    config.write_text(CONFIG.replace("mail", "other"))
+    assert [(stream["name"], stream["blocked"]) for stream in facts(config)["streams"]] == [("other", 0), ("mail", 1)]
 
 
 def test_running_is_what_workers_have_begun_and_claimed_what_was_taken(config: Path, board: Board) -> None:
