@@ -2,6 +2,9 @@
 
 `Troubles` are those of one process, for whoever wants to know whether anything is wrong now.
 
+What fails and works in turn, many times a second, is one trouble: it is said again only when it has lasted for a second
+or all was well for some seconds before.
+
 A full disk, a lock that is not free, a folder that is gone: such an error burns no attempt of any job, and a loop that
 meets it must neither spin nor fill the log.
 """
@@ -12,6 +15,8 @@ import logging
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+_QUIET_SECONDS = 5.0
+_LASTING_SECONDS = 1.0
 
 
 class Trouble:
@@ -26,6 +31,8 @@ class Trouble:
         self._since: float | None = None
         self._pause = 0.0
         self._said: set[str] = set()
+        self._untold = False
+        self._worked_at = float("-inf")
         self.until = 0.0
         self.text = ""
 
@@ -45,25 +52,40 @@ class Trouble:
 
     def met(self, error: Exception, now: float) -> None:
         """The act has failed."""
+        if self._since is None:
+            self._begin(_kind(error), now)
         kind = _kind(error)
-        if kind not in self._said:
+        if kind not in self._said or (self._untold and now - self.since >= _LASTING_SECONDS):
             self._log.error("%s: %s (trying again until it works)", self._what, error)
             self._said.add(kind)
+            self._untold = False
         self.text = f"{self._what}: {_reason(error)}"
         self._since = now if self._since is None else self._since
         self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause * 2))
         self.until = now + self._pause
 
+    def _begin(self, kind: str, now: float) -> None:
+        """It is new, or the one that has just been told comes and goes."""
+        if now - self._worked_at > _QUIET_SECONDS:
+            self._said.clear()
+        self._untold = kind in self._said
+
     def over(self, now: float) -> None:
         """The act has succeeded."""
-        if self._since is not None:
+        if self._since is None:
+            return
+        if not self._untold:
             self._log.warning("%s: works again after %.1f s", self._what, now - self._since)
-        self.forget()
+        self._end()
+        self._worked_at = now
 
     def forget(self) -> None:
         """There is nothing left to act on."""
-        self._since, self._pause, self.until, self.text = None, 0.0, 0.0, ""
+        self._end()
         self._said.clear()
+
+    def _end(self) -> None:
+        self._since, self._pause, self.until, self.text = None, 0.0, 0.0, ""
 
 
 class Troubles:

@@ -80,5 +80,34 @@ def test_two_faults_in_turn_are_said_once_each_until_it_works(trouble, caplog):
         trouble.met(OSError(28, "full") if now % 2 else OSError(5, "bad"), float(now))
     assert len(caplog.records) == 2
     trouble.over(7.0)
-    trouble.met(OSError(5, "bad"), 8.0)
+    trouble.met(OSError(5, "bad"), 20.0)
     assert len(caplog.records) == 4
+
+
+def test_what_fails_and_works_in_turn_is_said_once(trouble, caplog):
+    for turn in range(50):
+        trouble.met(FULL, turn / 10)
+        trouble.over(turn / 10 + 0.05)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_what_came_and_went_and_then_stays_is_said_again_with_its_end(trouble, caplog):
+    trouble.met(FULL, 0.0)
+    trouble.over(0.1)
+    caplog.clear()
+    trouble.met(FULL, 0.2)
+    trouble.met(FULL, 0.7)
+    assert not caplog.records
+    trouble.met(FULL, 1.3)
+    trouble.met(FULL, 2.0)
+    trouble.over(3.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert "after 2.8 s" in caplog.text
+
+
+def test_another_fault_in_between_is_said_at_once(trouble, caplog):
+    trouble.met(FULL, 0.0)
+    trouble.over(0.1)
+    trouble.met(OSError(5, "bad"), 0.2)
+    trouble.over(0.3)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING", "ERROR", "WARNING"]
