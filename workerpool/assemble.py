@@ -30,7 +30,7 @@ from workerpool.stream.reserve import Reserve, means_full
 from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
-_DESCRIPTORS, _DESCRIPTORS_PER_WORKER, _DESCRIPTORS_PER_STREAM = 32, 4, 2
+_DESCRIPTORS, _DESCRIPTORS_PER_WORKER, _DESCRIPTORS_PER_STREAM = 32, 4, 1
 _log = logging.getLogger("workerpool.master")
 
 
@@ -105,10 +105,15 @@ def run(
 
 def _check_descriptors(streams: Sequence[StreamConfig]) -> None:
     """Raise `TooFewDescriptors` where processes could not even be set up; what handlers need comes on top."""
-    workers = max(stream.workers for stream in streams)
-    needed = _DESCRIPTORS + _DESCRIPTORS_PER_WORKER * workers + _DESCRIPTORS_PER_STREAM * len(streams)
+    needed = descriptors_needed(streams)
     if descriptor_limit() < needed:
         raise TooFewDescriptors(needed, descriptor_limit())
+
+
+def descriptors_needed(streams: Sequence[StreamConfig]) -> int:
+    """How many descriptors the largest process of a pool with these streams needs, apart from what handlers open."""
+    workers = max((stream.workers for stream in streams), default=0)
+    return _DESCRIPTORS + _DESCRIPTORS_PER_WORKER * workers + _DESCRIPTORS_PER_STREAM * len(streams)
 
 
 def refuse_unsupported(config: PoolConfig) -> None:
