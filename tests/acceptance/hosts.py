@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 from databases import DatabaseEstate
@@ -27,11 +29,22 @@ from pool import Estate, Pool, Run, until
 from queuekit.backends.sql import schema
 
 
-def ip(*words: str) -> None:
-    """One `ip` command; raises with its words when it fails."""
+def ip(*words: str) -> str:
+    """What one `ip` command prints; raises with its words when it fails."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def sweep() -> None:
+    """Remove the networks of test runs that were killed: their names tell whose they were."""
+    namespaces = re.findall(r"^wp(\d+)-\S+", ip("netns", "list"), re.MULTILINE)
+    for owner in {int(each) for each in namespaces if not psutil.pid_exists(int(each))}:
+        for name in re.findall(rf"^wp{owner}-\S+", ip("netns", "list"), re.MULTILINE):
+            ip("netns", "del", name)
+        if Path(f"/sys/class/net/wp{owner}b").exists():
+            ip("link", "del", f"wp{owner}b")
 
 
 class Network:
@@ -50,6 +63,7 @@ class Network:
             pytest.skip("network namespaces need Linux, root and iproute2")
         with ExitStack() as stack:
             try:
+                sweep()
                 ip("link", "add", f"{self._name}b", "type", "bridge")
                 stack.callback(ip, "link", "del", f"{self._name}b")
                 ip("addr", "add", f"{self.address}/24", "dev", f"{self._name}b")

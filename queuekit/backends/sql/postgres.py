@@ -14,6 +14,7 @@ of its own that needs no disk. Whoever listens looks by itself now and then, so 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -50,6 +51,14 @@ _SETTINGS = """
             WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
             ELSE current_setting('synchronous_commit') END, false)
 """
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether what the driver logs is not raised, too: the end of a batch that failed is, with the reason."""
+    return not record.getMessage().startswith("error ignored terminating")
+
+
+logging.getLogger("psycopg").addFilter(_is_news)
 
 
 class PostgresDatabase(Database):
