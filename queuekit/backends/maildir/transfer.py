@@ -81,10 +81,12 @@ class MaildirTransfer(Transfer):
 
     def leaving(self) -> Iterator[JobView]:
         with self._shelf(_LEAVING) as shelf:
-            if shelf is not None:
-                self._gather(shelf)
-                for place in self._shelves.places(shelf):
-                    yield self._shelves.view(shelf, place)
+            if shelf is None:
+                self._gathered = True  # what is hidden from now on, this object hides as a whole
+                return
+            self._gather(shelf)
+            for place in self._shelves.places(shelf):
+                yield self._shelves.view(shelf, place)
 
     def hide(self, views: Sequence[JobView], *, leases: Mapping[str, Lease]) -> int:
         own, taken = Shelf.of(self._mount), 0
