@@ -73,7 +73,7 @@ class Streams:
         try:
             child = spawn(
                 lambda: place.be_stream(config, theirs, member.first_row, member.rows),
-                name=config.name,
+                name=f"stream {config.name}",
                 own_group=False,
                 ignore_int=True,
                 keep=(theirs.fileno(), *place.keep),

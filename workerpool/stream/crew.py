@@ -137,7 +137,7 @@ class Crew:
         try:
             child = spawn(
                 lambda: _be_worker(theirs, row, settings, stderr),
-                name=settings.name,
+                name=f"worker {settings.name}",
                 own_group=True,
                 death_signal=signal.SIGKILL,
                 keep=(theirs.fileno(), stderr.writer, *self._keep()),
