@@ -30,7 +30,7 @@ _FOLDERS = {  # in the order of a job's life
     layout.DONE: State.DONE,
 }
 _SIGNAL_BYTES = 2**20
-_RECORDS_READ_SHARE = 10
+_NAMES_SHARE, _OTHERS_SHARE = 10, 50
 
 
 class Listing:
@@ -54,19 +54,24 @@ class Listing:
                     yield aside
 
     def blocked_counts(self, at_most: int) -> dict[str, int]:
-        """How many jobs of each stream ended `blocked`, as far as the first `at_most` records tell.
+        """How many jobs of each stream ended `blocked`, as far as a bounded look tells.
 
-        A folder is read up to there only, and a tenth of the records: whoever blocks a job leaves a dossier with it,
-        so those that have one come first.
+        Whoever blocks a job leaves a dossier with it: those are looked for among ten times `at_most` names, and read;
+        of the other ends a few are read, so that all are in a small store.
         """
-        names = self._first_names(self._mount.done, 2 * at_most)
-        dossiers = self._first_names(self._mount.dossiers, at_most)
-        counts = collections.Counter(
-            layout.clear_stream(name) or "" for name in names if f"{name}{layout.SIGNAL}" in names
-        )
-        ended = [name for name in names if layout.tail(name) is not None and f"{name}{layout.SIGNAL}" not in names]
-        ended.sort(key=lambda name: not _has_one(name, dossiers))
-        for name in ended[: max(1, at_most // _RECORDS_READ_SHARE)]:
+        dossiers = set(itertools.islice(self._names_in(self._mount.dossiers), at_most))
+        counts = collections.Counter[str]()
+        told, others = list[str](), list[str]()
+        for name in itertools.islice(self._names_in(self._mount.done), _NAMES_SHARE * at_most):
+            if name.endswith(layout.SIGNAL):
+                aside = name.removesuffix(layout.SIGNAL)
+                if layout.tail(aside) is not None:
+                    counts[layout.clear_stream(aside) or ""] += 1
+            elif _has_one(name, dossiers):
+                told.append(name)
+            elif len(others) < at_most // _OTHERS_SHARE:
+                others.append(name)
+        for name in itertools.islice(itertools.chain(told, others), at_most):
             stream, job_id = self._stated(name)
             if job_id and _is_blocked(self._census.signal(job_id)):
                 counts[stream] += 1
@@ -95,10 +100,11 @@ class Listing:
         found = [each for each in found if stream is None or layout.suggests(each[1], stream)]
         return sorted(found, reverse=folder == layout.DONE)
 
-    def _first_names(self, folder: int, at_most: int) -> set[str]:
-        """Names in a folder, some of them where there are more."""
+    def _names_in(self, folder: int) -> Iterator[str]:
+        """The names in a folder, in no order, as they are read."""
         try:
-            return {each.name for each in itertools.islice(self._mount.ops.entries(folder), at_most)}
+            for entry in self._mount.ops.entries(folder):
+                yield entry.name
         except OSError as error:
             raise BackendUnavailable(f"cannot list the jobs that have ended: {error.strerror}") from error
 
@@ -167,6 +173,12 @@ def _plain_name(folder: str, file: str) -> str | None:
 
 def _has_one(name: str, dossiers: Collection[str]) -> bool:
     """Whether one of these may be the dossier of the job with this file name."""
+    if not dossiers:
+        return False
+    if layout.dossier_filename(name[-32:]) in dossiers:
+        return True
+    if layout.clear_stream(name) is not None:
+        return False
     rest = layout.tail(name) or ""
     ids = (rest[place + 1 :] for place, letter in enumerate(rest) if letter == "-")
     return any(layout.dossier_filename(job_id) in dossiers for job_id in ids)
