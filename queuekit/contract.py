@@ -425,6 +425,14 @@ class QueueBackend(abc.ABC):
         `ValueError` for that where the store cannot do it.
         """
 
+    def sharers(self, stream: str) -> dict[str, float]:  # noqa: ARG002
+        """Who shares a stream: the owner of each shared lease, and seconds since its last heartbeat.
+
+        Empty when the stream is nobody's or one's alone; the default is right where leases are exclusive. Raises
+        `BackendUnavailable` when the store cannot be read.
+        """
+        return {}
+
     # -- moving to another store
 
     @abc.abstractmethod

@@ -133,6 +133,19 @@ def test_two_consumers_work_a_stream_each_job_once(consumer: Make) -> None:
     assert len(taken) == len(set(taken)) == len(one.backend.completed(STREAM)) == 400
 
 
+def test_who_shares_a_stream_can_be_told(consumer: Make) -> None:
+    one, two = consumer("a").join(), consumer("b").join()
+    told = one.backend.sharers(STREAM)
+    assert set(told) == {one.lease.owner, two.lease.owner}
+    assert all(0 <= age < LONG for age in told.values())
+    assert one.backend.sharers("other") == {}
+    two.lease.release()
+    assert set(one.backend.sharers(STREAM)) == {one.lease.owner}
+    one.lease.release()
+    consumer(exclusive=True).join()
+    assert one.backend.sharers(STREAM) == {}
+
+
 def test_each_consumer_has_its_own_number(consumer: Make) -> None:
     one, two = consumer("a").join(), consumer("b").join()
     assert one.lease.fence < two.lease.fence

@@ -112,7 +112,7 @@ def _stream(name: str, queue: QueueKit, pools: list[Pool], root: str | None, *, 
         "retrying": tally.retrying,
         "scheduled": tally.scheduled,
         "next_retry_ms": tally.next_retry_ms,
-        "lease": _lease(name, pools, holder),
+        "lease": _lease(name, pools, holder, queue.backend.sharers(name)),
         "stopped_pid": stopped_in_lock(root, name) if root else None,
     } | (_process(*shown) if shown else _no_process(pools))
 
@@ -211,8 +211,11 @@ def _state_of(row: RowView) -> str:
 # -- leases
 
 
-def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
-    """Who has the stream. `state`: held, fenced, free; left: its holder is dead, or was silent for too long."""
+def _lease(name: str, pools: list[Pool], holder: Holder | None, sharers: Mapping[str, float]) -> Facts:
+    """Who has the stream. `state`: held, fenced, free; left: its holder is dead, or was silent for too long.
+
+    `sharers`: where many share it, each one's owner, seconds since its last heartbeat, whether it is on a board here.
+    """
     rows = [stream for pool in pools if pool.alive and (stream := pool.stream(name)) is not None]
     waiting = [stream.row.pid for stream in rows if stream.row.lease == "standby"]
     mine = next((stream for stream in rows if _holds(stream, holder)), None)
@@ -221,13 +224,17 @@ def _lease(name: str, pools: list[Pool], holder: Holder | None) -> Facts:
         state = mine.row.lease or "held"
     elif holder is not None:
         state = "held" if holder.is_valid else "left"
+    elif sharers:
+        state = "held"
+    here = {stream.row.name for stream in rows}
     return {
         "state": state,
         "owner": holder.owner if holder else None,
-        "pid": holder.pid if holder else None,
+        "pid": holder.pid if holder else mine.row.pid if mine else None,
         "age": holder.age if holder else None,
         "on_board": mine is not None,
         "standby_pids": waiting,
+        "sharers": [{"owner": owner, "age": age, "on_board": owner in here} for owner, age in sharers.items()],
     }
 
 

@@ -173,6 +173,8 @@ def lease_words(lease: Mapping[str, Any]) -> str:
     """Who has a stream, and who waits for it."""
     if lease["state"] == "free":
         said = "free"
+    elif lease["sharers"]:
+        said = _sharing_words(lease["sharers"])
     else:
         whom = f"pid {lease['pid']}" if lease["pid"] is not None else lease["owner"]
         word = "left by the dead or silent" if lease["state"] == "left" else f"{lease['state']} by"
@@ -181,6 +183,11 @@ def lease_words(lease: Mapping[str, Any]) -> str:
             said += f", renewed {words.duration(lease['age'])} ago"
     waiting = ", ".join(f"pid {pid}" for pid in lease["standby_pids"])
     return f"{said}; standby: {waiting}" if waiting else said
+
+
+def _sharing_words(sharers: Sequence[Mapping[str, Any]]) -> str:
+    """How many share a stream, and how many of them are on boards here: the pids of other machines say nothing."""
+    return f"shared by {len(sharers)}, {sum(each['on_board'] for each in sharers)} of them here"
 
 
 def _workers(workers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Fitted:

@@ -265,6 +265,10 @@ class PersistenceKitBackend(QueueBackend):
         kind = leases.RowLease if exclusive else leases.SharedLease
         return kind(self.database, stream, ttl, self._folder)
 
+    def sharers(self, stream: str) -> dict[str, float]:
+        """Who shares a stream, and for how many seconds each has not renewed its session."""
+        return leases.sharers(self.database, stream)
+
     def _refuse_if_leased(self, stream: str | None) -> None:
         if isinstance(self.database, SqliteDatabase):
             leases.refuse_if_leased_by_file(stream, self._folder)

@@ -332,6 +332,14 @@ class SharedLease(SqlLease):
         self.fence = 0
 
 
+def sharers(database: Database, stream: str) -> dict[str, float]:
+    """Who shares a stream, and for how many seconds each has not renewed its session, by the database's clock."""
+    age = (database.now_ms - sessions.c.beat).label("age")
+    wanted = sa.select(sessions.c.owner, age).where(sessions.c.stream_id == stream).order_by(sessions.c.id)
+    rows = database.run(lambda connection: connection.execute(wanted).all(), write=False)
+    return {row.owner: max(0.0, row.age / 1000) for row in rows}
+
+
 def refuse_if_leased(database: Database, stream: str | None, folder: str) -> None:
     """Raise `LeaseLost` while somebody holds the stream (any stream: None): what a drain without a lease asks first."""
 

@@ -115,13 +115,32 @@ def test_status_tells_who_has_a_stream_by_its_lease(place: Place) -> None:
     assert f"held by pid {os.getpid()}" in " ".join(screen.stdout.split())
 
 
+def test_status_tells_who_shares_a_stream_and_how_many_of_them_are_here(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharers = {"pid-7-elsewhere": 1.5, "pid-1-x": 0.5, "pid-8-elsewhere": 2.5}
+    monkeypatch.setattr(Database, "sharers", lambda self, stream: sharers if stream == "mail" else {})
+    told = place.read("status")["streams"][0]["lease"]
+    assert (told["state"], told["owner"]) == ("held", None)
+    board = Board.create(make_board_directory(load_config(place.folder / "config.toml")), 2, "config.toml")
+    board.row(0).take(kind=Kind.MASTER, name="master", state="running")
+    board.row(1).take(kind=Kind.STREAM, stream="mail", name="pid-1-x", state="running")
+    board.row(1).say(lease="held")
+    told = place.read("status")["streams"][0]["lease"]
+    assert told["sharers"] == [
+        {"owner": owner, "age": age, "on_board": owner == "pid-1-x"} for owner, age in sharers.items()
+    ]
+    assert "shared by 3, 1 of them here" in " ".join(place.run("status").stdout.split())
+    board.remove()
+
+
 def test_status_tells_of_a_shared_stream_by_the_board(place: Place) -> None:
     board = Board.create(make_board_directory(load_config(place.folder / "config.toml")), 2, "config.toml")
     board.row(0).take(kind=Kind.MASTER, name="master", state="running")
     board.row(1).take(kind=Kind.STREAM, stream="mail", name="pid-1-x", state="running")
     board.row(1).say(lease="held")
     told = place.read("status")["streams"][0]["lease"]
-    assert (told["state"], told["on_board"]) == ("held", True)
+    assert (told["state"], told["on_board"], told["pid"]) == ("held", True, os.getpid())
     board.remove()
 
 
