@@ -50,6 +50,7 @@ COMMANDS = {  # name: (module below workerpool.cli, what it does)
     "fsck": ("fsck", "Check the store's folder, and set right what may be."),
     "migrate": ("migrate", "Move every job to another store."),
     "doctor": ("doctor", "Look at the store and the machine: what is wrong, what to type."),
+    "bench": ("bench", "Measure this store, on a fresh one beside it."),
     "pause": ("pause", "Claim nothing more of a stream, until it is resumed."),
     "resume": ("pause", "Work a paused stream again."),
     "reload": ("steer", "Have this configuration's running pool read it anew."),
