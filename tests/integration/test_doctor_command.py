@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -16,6 +18,9 @@ from queuekit import QueueKit
 from queuekit.testing.jobs import make_job
 from workerpool.cli.diagnosis import look_folder, look_sqlite
 from workerpool.cli.main import cli
+
+if TYPE_CHECKING:
+    from postgres import Server
 
 CONFIG = '[store]\nurl = "{url}"\n[streams.encode]\nhandler = "handlers:work"\nworkers = 2\n'
 KEYS = {"store", "config", "ok", "errors", "warnings", "notes", "findings", "facts"}
@@ -147,6 +152,13 @@ def test_counting_a_large_folder_stops(place: Path, monkeypatch: pytest.MonkeyPa
     assert "at least" in line
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no filesystem in memory to try")
+def test_a_folder_in_memory_is_warned_of(place: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        send_some(f"dir:{folder}/spool")
+        assert found(told("--store", f"dir:{folder}/spool"), "filesystem")[0] == "warning: tmpfs is memory"
+
+
 # -- configurations
 
 
@@ -262,6 +274,47 @@ def test_a_postgresql_store_is_looked_at(place: Path, postgres_url: str) -> None
     seen = report["facts"]["postgresql"]
     assert abs(seen["ahead"]) < 1
     assert (seen["needed"], seen["missing_privileges"]) == (2, [])
+
+
+def test_a_role_that_may_do_too_little_is_told_what_it_lacks(place: Path, postgres_url: str) -> None:
+    send_some(postgres_url)
+    role = f"poor_{os.getpid()}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 7")
+        connection.execute(f"GRANT SELECT, INSERT ON queuekit_jobs TO {role}")
+        try:
+            report = told("--store", postgres_url.replace("postgres@", f"{role}@"), code=3)
+        finally:
+            connection.execute(f"DROP OWNED BY {role}")
+            connection.execute(f"DROP ROLE {role}")
+    (line,) = found(report, "rights")
+    assert "UPDATE ON queuekit_jobs" in line
+    assert "INSERT ON queuekit_jobs" not in line
+    assert report["facts"]["postgresql"]["connections_free"] <= 6
+
+
+def test_a_database_in_another_encoding_is_an_error(place: Path, postgres_server: Server) -> None:
+    name = f"latin_{os.getpid()}"
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'")
+        try:
+            report = told("--store", postgres_server.url(name), code=1)
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    assert any("encoding is LATIN1" in each for each in found(report, "store"))
+
+
+def test_a_server_with_few_connections_and_quick_commits_is_warned_of(
+    place: Path, own_postgres: Callable[..., Server]
+) -> None:
+    server = own_postgres(max_connections=8, superuser_reserved_connections=3, autovacuum="off", timezone="Asia/Tokyo")
+    streams = "".join(f'[streams.s{number}]\nhandler = "handlers:work"\n' for number in range(4))
+    (place / "config.toml").write_text(f'[store]\nurl = "{server.url()}"\ndurability = "none"\n{streams}')
+    report = told()
+    assert found(report, "limits")[0].startswith("warning: ")
+    assert found(report, "vacuum") == ["warning: autovacuum is off"]
+    assert "synchronous_commit=off" in found(report, "durability")[0]
+    assert "its time zone (Asia/Tokyo) does not matter" in found(report, "clock")[0]
 
 
 def test_sessions_of_a_shared_stream_are_told(place: Path, postgres_url: str) -> None:

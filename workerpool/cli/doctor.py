@@ -156,13 +156,13 @@ def _look_at_sqlite(config: PoolConfig, pools: tuple[tenants.Pool, ...]) -> _Loo
     return list(sqlite.judge(seen)), jobs, leases, {"sqlite": dataclasses.asdict(seen)}
 
 
-def _look_at_postgres(config: PoolConfig, _: tuple[tenants.Pool, ...]) -> _Looked:
+def _look_at_postgres(config: PoolConfig, pools: tuple[tenants.Pool, ...]) -> _Looked:
     _check_installed("psycopg", "postgres")
     from workerpool.cli.diagnosis import postgres
     from workerpool.cli.diagnosis.look_postgres import look_at_postgres
 
     try:
-        seen, jobs, leases = look_at_postgres(config)
+        seen, jobs, leases = look_at_postgres(config, pool_runs=any(pool.alive for pool in pools))
     except ValueError as failure:
         raise BackendUnavailable(str(failure)) from failure
     return list(postgres.judge(seen)), jobs, leases, {"postgresql": dataclasses.asdict(seen)}

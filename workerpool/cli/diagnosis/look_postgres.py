@@ -27,24 +27,30 @@ _SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "autovacuum", "T
 _ACTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
-def look_at_postgres(config: PoolConfig) -> tuple[Postgres, Jobs, tuple[Lease, ...]]:
-    """The server, the store's jobs, and who holds what. Raises `BackendUnavailable` when it cannot be asked."""
+def look_at_postgres(config: PoolConfig, *, pool_runs: bool) -> tuple[Postgres, Jobs | None, tuple[Lease, ...]]:
+    """The server, the store's jobs (None: they may not be read), and who holds what.
+
+    Raises `BackendUnavailable` when it cannot be asked.
+    """
     database = PostgresDatabase(config.store.url, durability=config.store.durability.value, patience=5.0)
     try:
-        facts = database.run(lambda connection: _server(connection, database, config), write=False)
+        facts = database.run(lambda connection: _server(connection, database, config, pool_runs), write=False)
+        if facts.missing_privileges:
+            return facts, None, ()
         counted = database.run(lambda connection: count_rows(connection, config), write=False)
         return facts, counted, database.run(lambda connection: _leases(connection, database), write=False)
     finally:
         database.close()
 
 
-def _server(connection: sa.Connection, database: PostgresDatabase, config: PoolConfig) -> Postgres:
+def _server(connection: sa.Connection, database: PostgresDatabase, config: PoolConfig, pool_runs: bool) -> Postgres:
     def ask(words: str, **values: object) -> Any:
         return connection.execute(sa.text(words), values).one()[0]
 
     ahead, uncertain, trips = _clock(connection, database)
     settings = {name: str(ask("SELECT current_setting(:name)", name=name)) for name in _SETTINGS}
     rows = _rows(connection)
+    missing = tuple(_missing_privileges(connection))
     return Postgres(
         name=database.name,
         version=str(ask("SHOW server_version")),
@@ -56,12 +62,13 @@ def _server(connection: sa.Connection, database: PostgresDatabase, config: PoolC
         uncertain=uncertain,
         notify_ms=_notify(config.store.url),
         settings=settings,
-        connections=int(ask("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")),
-        max_connections=_most_connections(ask),
+        connections=int(ask("SELECT sum(numbackends) FROM pg_stat_database")),
+        connections_free=_free_connections(ask),
+        pool_runs=pool_runs,
         needed=CONNECTIONS_A_STREAM * len(config.streams),
-        schema=schema.version_of(connection),
+        schema=None if missing else schema.version_of(connection),
         known=schema.VERSION,
-        missing_privileges=tuple(_missing_privileges(connection)),
+        missing_privileges=missing,
         bytes=int(ask("SELECT pg_database_size(current_database())")),
         dead_rows=rows[0],
         live_rows=rows[1],
@@ -97,15 +104,19 @@ def _notify(url: str) -> float | None:
     return None
 
 
-def _most_connections(ask: Any) -> int:
-    """What this role may have in this database, by the least of the limits."""
-    plain = "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
-    limits = [
-        int(ask(f"SELECT {plain}")),
-        int(ask("SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user")),
-        int(ask("SELECT datconnlimit FROM pg_database WHERE datname = current_database()")),
-    ]
-    return min(limit for limit in limits if limit >= 0)
+def _free_connections(ask: Any) -> int:
+    """How many more this role may open in this database, by the least of the limits. A limit below 0 is none."""
+    used, reserved = "SELECT sum(numbackends) FROM pg_stat_database", "SHOW superuser_reserved_connections"
+    left = [int(ask("SHOW max_connections")) - int(ask(reserved)) - int(ask(used))]
+    of_role = "SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user"
+    of_database = "SELECT datconnlimit FROM pg_database WHERE datname = current_database()"
+    for limit, used in (
+        (of_role, "SELECT count(*) FROM pg_stat_activity WHERE usename = current_user"),
+        (of_database, "SELECT numbackends FROM pg_stat_database WHERE datname = current_database()"),
+    ):
+        if (most := int(ask(limit))) >= 0:
+            left.append(most - int(ask(used)))
+    return max(0, min(left))
 
 
 def _missing_privileges(connection: sa.Connection) -> list[str]:

@@ -21,8 +21,9 @@ _MANY_DEAD = 100_000
 class Postgres:
     """`number`: the server's version as it counts itself; `round_trip_ms`: each of some; `ahead`: seconds by which its
     clock is ahead of ours, known to `uncertain`; `notify_ms`: None: it did not come; `settings`: as our session has
-    them; `connections`: open now, of those that may be; `needed`: by this pool; `privileges`: those that are missing;
-    `bytes`: of the database; `dead_rows`, `live_rows`: of the jobs' table as the server estimates them."""
+    them; `connections`: open now, and `connections_free`: how many this role may still open here, by the least of the
+    limits; `needed`: by this pool, whether it runs or not; `schema`: its version, None: it may not be read; `bytes`: of
+    the database; `dead_rows`, `live_rows`: of the jobs' table as the server estimates them."""
 
     name: str
     version: str
@@ -35,9 +36,10 @@ class Postgres:
     notify_ms: float | None
     settings: Mapping[str, str]
     connections: int
-    max_connections: int
+    connections_free: int
     needed: int
-    schema: int
+    pool_runs: bool
+    schema: int | None
     known: int
     missing_privileges: tuple[str, ...]
     bytes: int
@@ -49,7 +51,8 @@ class Postgres:
 def judge(postgres: Postgres) -> Iterator[Finding]:
     """What the facts mean."""
     yield from _judge_server(postgres)
-    yield from judge_version(postgres.schema, postgres.known, postgres.name)
+    if postgres.schema is not None:
+        yield from judge_version(postgres.schema, postgres.known, postgres.name)
     yield from _judge_privileges(postgres)
     yield _judge_round_trip(postgres)
     yield _judge_notify(postgres)
@@ -137,11 +140,11 @@ def _judge_settings(postgres: Postgres) -> Iterator[Finding]:
 
 def _judge_connections(postgres: Postgres) -> Finding:
     found = (
-        f"{postgres.connections:,} of {postgres.max_connections:,} connections are open, and this pool takes "
-        f"{postgres.needed:,} (two a stream: one to work, one to listen)"
+        f"{postgres.connections:,} connections are open at the server, and {postgres.connections_free:,} more may be; "
+        f"this pool takes {postgres.needed:,} (two a stream: one to work, one to listen)"
     )
-    if postgres.connections + postgres.needed > postgres.max_connections:
-        means = "if it does not run already, some of its streams will not get one"
+    if postgres.needed > postgres.connections_free and not postgres.pool_runs:
+        means = "some of its streams will not get one, and try again and again"
         return warning("limits", found, means, "raise max_connections (or the role's or database's limit)")
     return ok("limits", found)
 
