@@ -19,7 +19,7 @@ import click
 from queuekit import BackendUnavailable, QueueError
 from workerpool.cli import words
 from workerpool.cli.diagnosis import machine, tenants
-from workerpool.cli.diagnosis.finding import Finding, Level, Part, error, exit_code
+from workerpool.cli.diagnosis.finding import Finding, Level, Part, error, exit_code, note
 from workerpool.cli.diagnosis.look_machine import look_at_config, look_at_disk, look_at_machine
 from workerpool.cli.diagnosis.look_tenants import look_at_lease_files, look_at_pools
 from workerpool.cli.options import Source, json_option, print_json, with_source
@@ -94,6 +94,10 @@ def _look_at_store(config: PoolConfig) -> _Seen:
     behind = (
         nearest_folder(path) if path is not None and not os.path.isdir(path) else path or nearest_folder(config.base)
     )
+    if path is None:
+        findings.append(
+            note("disk", "the server's own disk cannot be seen from here", "this is the one with the boards:")
+        )
     try:
         disk = look_at_disk(behind)
     except OSError as failure:
