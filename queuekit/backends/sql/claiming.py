@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -61,12 +62,13 @@ class Claimer:
         def look(connection: sa.Connection) -> Any:
             if lease is not None and stream is not None:
                 self._store.verify(connection, stream, lease, keep=False)
-            return connection.execute(_look(stream, database.now_ms)).one()
+            return connection.execute(_looking(database.now_ms, stream is not None), _named(stream)).one()
 
         seen = database.run(look, write=False)
-        soonest = None if seen.id is None else (seen.id, seen.stream_id, seen.not_before)
+        due_ms = seen.not_before if isinstance(seen.not_before, int) else 0  # damaged: it is run rather than forgotten
+        soonest = None if seen.id is None else (seen.id, seen.stream_id, due_ms)
         self._store.deferrals.learn(stream, soonest, seen.now_ms, time.monotonic())
-        due = seen.id is not None and (seen.not_before is None or seen.not_before <= seen.now_ms)
+        due = soonest is not None and due_ms <= seen.now_ms
         return seen.pending is not None, due or bool(self._store.due_ids(stream))
 
     # -- claiming
@@ -77,13 +79,16 @@ class Claimer:
         """`(claimed, how many were put aside)`. `promote`: what is due becomes pending before."""
         session = SessionID.mint()
         due_ids = self._store.due_ids(stream) if promote else []
+        facts = {**_named(stream), "session": str(session), "tag": _tag(lease)}
+        if limit is not None:
+            facts["limit"] = limit
 
         def act(connection: sa.Connection) -> tuple[list[Job], list[Any]]:
             if lease is not None and stream is not None:
                 self._store.verify(connection, stream, lease)
             if promote:
                 self._promote(connection, stream, due_ids, limit)
-            rows = connection.execute(self._claiming(stream, limit, lease, session)).all()
+            rows = connection.execute(_claiming(stream is not None, limit is not None), facts).all()
             return self._sort_out(connection, rows)
 
         readable, put_aside = self._store.database.run(act)
@@ -97,25 +102,14 @@ class Claimer:
 
     def _promote(self, connection: sa.Connection, stream: str | None, due_ids: list[str], limit: int | None) -> None:
         """What is due becomes pending; of very many, those that have waited longest."""
-        later = sa.select(jobs.c.id).where(schema.within(schema.LATER), *_of(stream))
-        due = later.where(jobs.c.not_before <= schema.once(self._store.database.now_ms)).order_by(jobs.c.not_before)
+        later = sa.select(jobs.c.id).where(*schema.within(schema.LATER, stream))
+        key = _due_key(stream)
+        due = later.where(key <= schema.once(self._store.database.now_ms)).order_by(key)
         if limit is not None:
             due = due.limit(max(limit, PORTION))
-        for wanted in (due, later.where(jobs.c.not_before.is_(None)), later.where(jobs.c.id.in_(due_ids[:PORTION]))):
+        known = later.where(jobs.c.id.in_(due_ids[:PORTION]))
+        for wanted in (due, known) if due_ids else (due,):
             connection.execute(sa.update(jobs).where(_among(wanted)).values(**_PROMOTED))
-
-    def _claiming(
-        self, stream: str | None, limit: int | None, lease: Lease | None, session: SessionID
-    ) -> sa.UpdateBase:
-        oldest = _oldest(stream)
-        if limit is not None:
-            oldest = oldest.limit(limit)
-        return (
-            sa.update(jobs)
-            .where(_among(oldest))
-            .values(status=schema.CUR, session_id=str(session), claimed_by=_tag(lease))
-            .returning(*JOB_COLUMNS, jobs.c.dossier)
-        )
 
     def _sort_out(self, connection: sa.Connection, rows: Any) -> tuple[list[Job], list[Any]]:
         """`(jobs, rows that hold none, each with the reason)`; the latter are ended as `blocked`, their bytes kept."""
@@ -165,15 +159,10 @@ class Claimer:
             self._store.verify(connection, stream, lease)
             abandoned = lease.abandoned(connection) if isinstance(lease, SqlLease) else sa.true()
             here = sa.select(jobs.c.id).where(jobs.c.stream_id == stream, schema.is_status(schema.CUR), abandoned)
-            locked = here.order_by(jobs.c.id).with_for_update(
-                of=jobs
-            )  # nobody brings one home, to be claimed, meanwhile
+            locked = here.order_by(jobs.c.id).with_for_update(of=jobs)  # nobody brings one home, to be claimed, now
             strays = [id for id in connection.scalars(locked) if id not in self._store.claims]
             home = sa.update(jobs).values(status=schema.NEW, **NOT_IN_FLIGHT)
-            return sum(
-                connection.execute(home.where(jobs.c.id.in_(portion), schema.within(schema.CUR))).rowcount
-                for portion in portions(strays)
-            )
+            return sum(connection.execute(home.where(jobs.c.id.in_(portion))).rowcount for portion in portions(strays))
 
         moved = self._store.database.run(act)
         if moved:
@@ -207,9 +196,45 @@ class Claimer:
         return Claimed(job=job, session_id=session)
 
 
-def _oldest(stream: str | None) -> sa.Select[Any]:
+# What is built once is found again in SQLAlchemy's cache at once. `one`: of one stream, whose name is a parameter.
+
+
+@functools.cache
+def _looking(now_ms: sa.ColumnElement[int], one: bool) -> sa.Select[Any]:
+    """One row: the oldest pending job and the deferred one that is due soonest, if any, and the time."""
+    stream = _STREAM if one else None
+    soonest = (
+        sa.select(jobs.c.id, jobs.c.stream_id, jobs.c.not_before)
+        .where(*schema.within(schema.LATER, stream))
+        .order_by(_due_key(stream))
+        .limit(1)
+        .subquery()
+    )
+    here = sa.select(_oldest(stream).limit(1).scalar_subquery().label("pending"), now_ms.label("now_ms")).subquery()
+    return sa.select(here, soonest).select_from(here.outerjoin(soonest, sa.true()))
+
+
+@functools.cache
+def _claiming(one: bool, limited: bool) -> sa.UpdateBase:
+    oldest = _oldest(_STREAM if one else None)
+    return (
+        sa.update(jobs)
+        .where(_among(oldest.limit(sa.bindparam("limit", type_=sa.Integer)) if limited else oldest))
+        .values(status=schema.CUR, session_id=sa.bindparam("session"), claimed_by=sa.bindparam("tag"))
+        .returning(*JOB_COLUMNS, jobs.c.dossier)
+    )
+
+
+_STREAM = sa.bindparam("stream", type_=sa.Text)
+
+
+def _named(stream: str | None) -> dict[str, Any]:
+    return {} if stream is None else {"stream": stream}
+
+
+def _oldest(stream: schema.Stream) -> sa.Select[Any]:
     """The ids of pending jobs in HLC order, along an index in that order."""
-    here = (schema.is_status(schema.NEW),) if stream is None else (schema.within(schema.NEW), *_of(stream))
+    here = [schema.is_status(schema.NEW)] if stream is None else schema.within(schema.NEW, stream)
     return sa.select(jobs.c.id).where(*here).order_by(*schema.ORDER)
 
 
@@ -221,21 +246,9 @@ def _among(wanted: sa.Select[Any]) -> sa.ColumnElement[bool]:
     return jobs.c.id.in_(sa.select(wanted.with_for_update(skip_locked=True).cte("wanted").c.id))
 
 
-def _look(stream: str | None, now_ms: sa.ColumnElement[int]) -> sa.Select[Any]:
-    """One row: the oldest pending job and the deferred one that is due soonest, if any, and the time."""
-    soonest = (
-        sa.select(jobs.c.id, jobs.c.stream_id, jobs.c.not_before)
-        .where(schema.within(schema.LATER), *_of(stream))
-        .order_by(jobs.c.not_before)
-        .limit(1)
-        .subquery()
-    )
-    here = sa.select(_oldest(stream).limit(1).scalar_subquery().label("pending"), now_ms.label("now_ms")).subquery()
-    return sa.select(here, soonest).select_from(here.outerjoin(soonest, sa.true()))
-
-
-def _of(stream: str | None) -> list[sa.ColumnElement[bool]]:
-    return [] if stream is None else [jobs.c.stream_id == stream]
+def _due_key(stream: schema.Stream) -> sa.ColumnElement[int]:
+    """What deferred jobs are in the order of, of one stream or of all."""
+    return schema.DUE if stream is None else jobs.c.not_before
 
 
 def _tag(lease: Lease | None) -> str | None:

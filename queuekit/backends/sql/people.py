@@ -118,35 +118,48 @@ class People:
 
         Ends that another port has written bear no time; the time when the job was sent counts for them.
         """
-        database = self._store.database
-        horizon = database.now_ms - int(older_than * 1000)
-        kinds = _old(stream, statuses)
-        dated = sa.select(jobs.c.id).where(*kinds, jobs.c.completed_at <= horizon).order_by(jobs.c.completed_at)
-        undated = sa.select(jobs.c.id).where(*kinds, jobs.c.completed_at.is_(None), jobs.c.physical_time <= horizon)
 
         def act(connection: sa.Connection) -> int:
             if lease is not None:
                 self._store.verify(connection, stream or lease.stream, lease)
-            ids: list[str] = []
-            for old in (dated, undated.order_by(*schema.ORDER)):
-                left = None if limit is None else limit - len(ids)
-                ids += connection.scalars(old.limit(left).with_for_update(skip_locked=True))
+            horizon = int(connection.scalar(sa.select(self._store.database.now_ms)) or 0) - int(older_than * 1000)
+            streams = schema.leaps(connection, jobs.c.stream_id) if stream is None else [stream]
+            found = [
+                row
+                for each in streams
+                for kind in _kinds(connection, each, statuses)
+                for row in _old(connection, each, kind, horizon, limit)
+            ]
+            found.sort(key=lambda row: row.ended)
             return sum(
-                connection.execute(
-                    sa.delete(jobs).where(jobs.c.id.in_(portion), schema.is_status(schema.DONE))
-                ).rowcount
-                for portion in portions(ids)
+                connection.execute(sa.delete(jobs).where(jobs.c.id.in_(portion))).rowcount
+                for portion in portions([row.id for row in found[:limit]])
             )
 
-        return database.run(act)
+        return self._store.database.run(act)
 
 
-def _old(stream: str | None, statuses: Collection[ObservationStatus] | None) -> list[sa.ColumnElement[bool]]:
-    """Which ended jobs are meant; what has no record of its end counts as `blocked`."""
-    kinds: list[sa.ColumnElement[bool]] = [schema.is_status(schema.DONE)]
-    if stream is not None:
-        kinds.append(jobs.c.stream_id == stream)
-    if statuses is not None:
-        kind = sa.func.coalesce(jobs.c.signal_status, ObservationStatus.BLOCKED.value)
-        kinds.append(kind.in_([status.value for status in statuses]))
-    return kinds
+def _kinds(connection: sa.Connection, stream: str, statuses: Collection[ObservationStatus] | None) -> list[str | None]:
+    """What the rows that are meant have as their `signal_status`."""
+    if statuses is None:
+        here = schema.within(schema.DONE, stream)
+        return [None, *schema.leaps(connection, jobs.c.signal_status, *here)]
+    unrecorded = [None] if ObservationStatus.BLOCKED in statuses else []
+    return [*unrecorded, *(status.value for status in statuses)]
+
+
+def _old(connection: sa.Connection, stream: str, kind: str | None, horizon: int, limit: int | None) -> list[Any]:
+    """The rows of a stream that ended in one way before the horizon, the oldest ones, locked: `(id, ended)`."""
+    here = [*schema.within(schema.DONE, stream), jobs.c.signal_status == kind]
+    dated = sa.select(jobs.c.id, jobs.c.completed_at.label("ended")).where(*here, jobs.c.completed_at <= horizon)
+    undated = sa.select(jobs.c.id, jobs.c.physical_time.label("ended")).where(*here, jobs.c.completed_at.is_(None))
+    oldest = (
+        dated.order_by(jobs.c.signal_status, jobs.c.completed_at),
+        undated.order_by(jobs.c.signal_status, jobs.c.physical_time),
+    )
+    return [
+        row
+        for wanted in oldest
+        for row in connection.execute(wanted.limit(limit).with_for_update(skip_locked=True))
+        if row.ended <= horizon  # as a condition for the undated, it would lead SQLite to another index
+    ]

@@ -144,7 +144,9 @@ class PostgresDatabase(Database):
         return connection
 
     def _begin(self, connection: sqlalchemy.Connection, write: bool) -> None:
-        """The driver begins with the first statement."""
+        """The driver begins with the first statement; what only reads needs no transaction around each statement."""
+        driver: Any = connection.connection.driver_connection
+        driver.autocommit = not write
 
     def _trouble(self, error: DBAPIError) -> Trouble:
         state = getattr(error.orig, "sqlstate", None) or ""

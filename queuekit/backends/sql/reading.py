@@ -35,23 +35,15 @@ class Reader:
 
     def tally(self, stream: str | None) -> Tally:
         """How many jobs are where."""
-        wanted = (
-            sa.select(jobs.c.status, jobs.c.deferral, sa.func.count().label("count"), sa.func.min(jobs.c.not_before))
-            .where(_open_states(), *_of(stream))
-            .group_by(jobs.c.status, jobs.c.deferral)
-        )
-        found = {(status, deferral): (count, due) for status, deferral, count, due in self._rows(wanted)}
-        retrying, due = found.get((schema.LATER, schema.RETRY), (0, None))
+        counts = sa.union_all(*(_counted(status, stream) for status in (schema.NEW, schema.CUR, schema.LATER)))
+        found = {(row.status, row.deferral == schema.RETRY): row for row in self._rows(counts)}
+        retrying = found.get((schema.LATER, True))
         return Tally(
-            pending=sum(count for (status, _), (count, _) in found.items() if status == schema.NEW),
-            in_flight=sum(count for (status, _), (count, _) in found.items() if status == schema.CUR),
-            retrying=retrying,
-            scheduled=sum(
-                count
-                for (status, kind), (count, _) in found.items()
-                if (status, kind != schema.RETRY) == (schema.LATER, True)
-            ),
-            next_retry_ms=due,
+            pending=sum(row.count for (status, _), row in found.items() if status == schema.NEW),
+            in_flight=sum(row.count for (status, _), row in found.items() if status == schema.CUR),
+            retrying=retrying.count if retrying else 0,
+            scheduled=found[schema.LATER, False].count if (schema.LATER, False) in found else 0,
+            next_retry_ms=retrying.due if retrying else None,
         )
 
     def count(self, state: State, stream: str | None) -> int:
@@ -60,24 +52,31 @@ class Reader:
         return int(self._rows(wanted)[0][0])
 
     def blocked_counts(self, at_most: int) -> dict[str, int]:
-        """How many jobs of each stream ended `blocked`, among the `at_most` that ended last."""
-        last = (
-            sa.select(jobs.c.stream_id, jobs.c.signal_status)
-            .where(schema.is_status(schema.DONE))
-            .order_by(jobs.c.completed_at.desc())
-            .limit(at_most)
-            .subquery()
-        )
-        wanted = (
-            sa.select(last.c.stream_id, sa.func.count())
-            .where(last.c.signal_status == ObservationStatus.BLOCKED.value)
-            .group_by(last.c.stream_id)
-        )
-        return {str(stream): int(count) for stream, count in self._rows(wanted)}
+        """How many jobs of each stream ended `blocked`, as far as `at_most`."""
+
+        def count(connection: sa.Connection) -> dict[str, int]:
+            found = {}
+            for stream in schema.leaps(connection, jobs.c.stream_id):
+                some = sa.select(jobs.c.id).where(
+                    *schema.within(schema.DONE, stream),
+                    jobs.c.signal_status == ObservationStatus.BLOCKED.value,
+                )
+                some_of_it = some.limit(at_most).subquery()
+                found[stream] = int(connection.scalar(sa.select(sa.func.count()).select_from(some_of_it)) or 0)
+            return {stream: blocked for stream, blocked in found.items() if blocked}
+
+        return self._store.database.run(count, write=False)
 
     def streams(self) -> set[str]:
         """The streams of jobs that have not ended."""
-        return {str(stream) for (stream,) in self._rows(sa.select(jobs.c.stream_id).where(_open_states()).distinct())}
+
+        def look(connection: sa.Connection) -> set[str]:
+            is_open = jobs.c.status.in_([schema.NEW, schema.CUR, schema.LATER])
+            some = sa.select(jobs.c.status).where(is_open).order_by(jobs.c.status).limit(1)
+            known = schema.leaps(connection, jobs.c.stream_id)
+            return {stream for stream in known if connection.scalar(some.where(jobs.c.stream_id == stream)) is not None}
+
+        return self._store.database.run(look, write=False)
 
     def next_due(self, stream: str | None) -> float | None:
         """Seconds until the next deferred job is due; None when there is none."""
@@ -85,7 +84,7 @@ class Reader:
         if known:
             return wait
         soonest = sa.select(sa.func.min(jobs.c.not_before) - self._store.database.now_ms).where(
-            schema.is_status(schema.LATER), *_of(stream)
+            *schema.within(schema.LATER, stream)
         )
         left = self._rows(soonest)[0][0]
         return None if left is None else max(0.0, left / 1000)
@@ -162,12 +161,12 @@ class Reader:
         wanted = sa.select(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(STATES))
         return next(iter(self._rows(wanted)), None)
 
-    def _rows(self, wanted: sa.Select[Any]) -> Sequence[Any]:
+    def _rows(self, wanted: sa.Executable) -> Sequence[Any]:
         return self._store.database.run(lambda connection: connection.execute(wanted).all(), write=False)
 
 
 _LISTS: tuple[tuple[State, tuple[sa.ColumnElement[Any], ...], bool], ...] = (
-    (State.LATER, (jobs.c.not_before, *schema.ORDER, jobs.c.id), False),
+    (State.LATER, (jobs.c.not_before, jobs.c.deferral, *schema.ORDER, jobs.c.id), False),
     (State.NEW, (*schema.ORDER, jobs.c.id), False),
     (State.CUR, (*schema.ORDER, jobs.c.id), False),
     (State.DONE, (*schema.ORDER, jobs.c.id), True),
@@ -178,8 +177,18 @@ def _of(stream: str | None) -> list[sa.ColumnElement[bool]]:
     return [] if stream is None else [jobs.c.stream_id == stream]
 
 
-def _open_states() -> sa.ColumnElement[bool]:
-    return jobs.c.status.in_([schema.NEW, schema.CUR, schema.LATER])
+def _counted(status: str, stream: str | None) -> sa.Select[str, str, int, int]:
+    """Rows `(status, deferral, count, due)`; only of status `later` are the kinds of deferral told apart."""
+    is_later = status == schema.LATER
+    deferral = jobs.c.deferral if is_later else sa.null()
+    due = sa.func.min(jobs.c.not_before) if is_later else sa.null()
+    wanted = sa.select(
+        sa.literal(status).label("status"),
+        sa.cast(deferral, sa.Text).label("deferral"),
+        sa.func.count().label("count"),
+        sa.cast(due, sa.BigInteger).label("due"),
+    ).where(*(schema.within(status, stream) if is_later else [schema.is_status(status), *_of(stream)]))
+    return wanted.group_by(jobs.c.deferral) if is_later else wanted
 
 
 def _listed_view(view: JobView) -> JobView:

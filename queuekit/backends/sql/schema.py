@@ -11,7 +11,7 @@ this code is refused: an older program cannot know what a newer one relies on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -80,15 +80,58 @@ versions = sa.Table(
 )
 
 
+Stream = str | sa.BindParameter[str] | None
+"""A stream, or the parameter that will name it; None: all."""
+
+
 def is_status(status: str) -> sa.ColumnElement[bool]:
-    """`status = '…'` written out, not bound: only then may a database use an index over just those rows."""
-    return jobs.c.status == sa.literal_column(f"'{status}'")
+    """`status = '…'`, written out."""
+    return jobs.c.status == _written(status)
+
+
+def within(status: str, stream: Stream = None) -> tuple[sa.ColumnElement[bool], ...]:
+    """The rows of a status, and of a stream, said as our own indices say it: one of these serves, or none.
+
+    Said plainly, several would. A database that takes the backlog for small, because it was when it looked last, finds
+    one as good as the other, and may go through all rows of a status or sort all of a stream, for each claim.
+    """
+    found = _apart(jobs.c.status) == _written(status)
+    return (found,) if stream is None else (found, _stream == stream)
+
+
+def _apart(column: sa.Column[Any]) -> sa.ColumnElement[str]:
+    """The same text, but nothing that an index over the column itself has."""
+    return column.op("||")(_written(""))
+
+
+def _written(text: str) -> sa.ColumnElement[str]:
+    return sa.literal_column(f"'{text}'", sa.Text)
+
+
+_stream = _apart(jobs.c.stream_id)
+DUE = jobs.c.not_before + sa.literal_column("0", sa.BigInteger)
+"""When a job is due, for a look at those of all streams."""
+
+
+def once(value: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    """A value that is reckoned once for a whole statement. A clock is volatile to PostgreSQL: compared with a column
+    for each row anew, it keeps every index from being used."""
+    return sa.select(value).scalar_subquery()
+
+
+def leaps(connection: sa.Connection, column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> Iterator[str]:
+    """What a column holds, apart from NULL, sorted: one leap in an index for each, however many rows there are."""
+    least = sa.select(column).where(*where, column.is_not(None)).order_by(column).limit(1)
+    found = connection.scalar(least)
+    while found is not None:
+        yield str(found)
+        found = connection.scalar(least.where(column > found))
 
 
 def insert_if_absent(connection: sa.Connection, table: sa.Table) -> Any:
     """An INSERT that leaves out what is there already, by primary key. Its row count tells how many it added."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    return insert(table).on_conflict_do_nothing()
+    return insert(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
 
 
 ORDER = (jobs.c.physical_time, jobs.c.logical_count, jobs.c.node_id)
@@ -100,15 +143,20 @@ _SHARED_INDICES = (
 )
 
 
-def _partial(name: str, *columns: sa.Column[Any], where: sa.ColumnElement[bool]) -> sa.Index:
-    return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
+def _ours(name: str, status: str, *columns: sa.ColumnElement[Any], where: Any = ()) -> sa.Index:
+    rows = sa.and_(*within(status), *where)
+    return sa.Index(f"idx_queuekit_{name}", *columns, sqlite_where=rows, postgresql_where=rows)
 
 
 _OUR_INDICES = (
-    _partial("idx_queuekit_pending", jobs.c.stream_id, *ORDER, where=is_status(NEW)),
-    _partial("idx_queuekit_in_flight", jobs.c.stream_id, jobs.c.session_id, where=is_status(CUR)),
-    _partial("idx_queuekit_deferred", jobs.c.stream_id, jobs.c.not_before, where=is_status(LATER)),
-    _partial("idx_queuekit_ended", jobs.c.completed_at, where=is_status(DONE)),
+    _ours("pending", NEW, _stream, *ORDER),
+    _ours("in_flight", CUR, jobs.c.session_id),
+    _ours("deferred", LATER, _stream, jobs.c.not_before),
+    _ours("due", LATER, DUE),
+    _ours("ended", DONE, _stream, jobs.c.signal_status, jobs.c.completed_at),
+    _ours(  # by another port, which writes no time
+        "undated", DONE, _stream, jobs.c.signal_status, jobs.c.physical_time, where=[jobs.c.completed_at.is_(None)]
+    ),
 )
 
 
@@ -127,7 +175,7 @@ def _our_additions(connection: sa.Connection) -> None:
             kind = column.type.compile(connection.dialect)
             connection.execute(sa.text(f"ALTER TABLE {jobs.name} ADD COLUMN {column.name} {kind}"))
     for index in _OUR_INDICES:
-        index.create(connection, checkfirst=True)
+        connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
     for table in (leases, sessions):
         table.create(connection, checkfirst=True)
 

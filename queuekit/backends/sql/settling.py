@@ -108,7 +108,7 @@ class Settler:
         def act(connection: sa.Connection) -> list[str]:
             if lease is not None:
                 self._store.verify(connection, lease.stream, lease)
-            here = [jobs.c.session_id == str(session), schema.within(schema.CUR)]
+            here = [jobs.c.session_id == str(session), *schema.within(schema.CUR)]
             if lease is not None:
                 here.append(jobs.c.stream_id == lease.stream)
             if isinstance(lease, SharedLease):

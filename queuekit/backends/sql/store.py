@@ -55,10 +55,8 @@ class Store:
     def look(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Any]:
         """Whole rows by id, without their payloads; nobody else can change them until this transaction ends."""
         found: dict[str, Any] = {}
-        columns = [column for column in jobs.columns if column is not jobs.c.payload]
         for portion in portions(ids):
-            wanted = sa.select(*columns).where(jobs.c.id.in_(portion)).order_by(jobs.c.id)
-            found.update((row.id, row) for row in connection.execute(wanted.with_for_update()))
+            found.update((row.id, row) for row in connection.execute(_LOOK, {"ids": portion}))
         return found
 
     def claim_of(self, job_id: str, lease: Lease | None) -> tuple[Claim | None, bool]:
@@ -74,6 +72,14 @@ class Store:
     def due_ids(self, stream: str | None) -> list[str]:
         """Deferred jobs that are due by this process's own clock, whatever the database's says."""
         return self.deferrals.due(stream, time.monotonic())
+
+
+_LOOK = (
+    sa.select(*(column for column in jobs.columns if column is not jobs.c.payload))
+    .where(jobs.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(jobs.c.id)
+    .with_for_update()
+)
 
 
 def portions(ids: Collection[_T]) -> Iterator[list[_T]]:
