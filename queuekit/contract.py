@@ -40,6 +40,14 @@ class Lease(Protocol):
     def fence(self) -> int:
         """The number of this stream's take-overs so far, as counted when this lease was won; 0 before."""
 
+    def run_number(self, claims: int, attempt: int) -> int:
+        """What a run is fenced by, for whoever can refuse smaller numbers than the greatest he saw.
+
+        `claims`: how many jobs this consumer has handed out; `attempt`: which run of its job it is. Under an exclusive
+        lease it is greater than that of every earlier run of the stream. Under a shared one that holds for runs of the
+        same job: no smaller than before, and greater when its last consumer was given up.
+        """
+
     def try_acquire(self, now: float | None = None) -> bool:
         """Take it when it is free, stale or already ours; True when it is ours now. `now`: seconds, wall clock."""
 

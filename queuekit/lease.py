@@ -32,6 +32,7 @@ from queuekit.locks import PATIENCE_SECONDS, AliveFile, Life, StreamLock, life_o
 FOLDER = ".workerpool/lease"  # below the queue's root: locks, alive files, take-over counters
 DEFAULT_TTL = 15.0
 HEARTBEAT_FRACTION = 3
+FENCE_BITS = 32  # of a run's number, below those of the take-over
 _LARGEST = 4096
 _log = logging.getLogger("queuekit.lease")
 
@@ -128,6 +129,10 @@ class DrainLease:
     def heartbeat_interval(self) -> float:
         """Seconds between two heartbeats of a holder: a third of the ttl."""
         return self.ttl / HEARTBEAT_FRACTION
+
+    def run_number(self, claims: int, attempt: int) -> int:  # noqa: ARG002
+        """The number of the take-over, then of the claim."""
+        return self.fence << FENCE_BITS | claims
 
     def try_acquire(self, now: float | None = None) -> bool:
         """Take the lease when it is absent, stale or already ours; True when it is ours now.

@@ -33,7 +33,7 @@ from queuekit.errors import BackendUnavailable, IllegalTransition, JobNotFound, 
 from queuekit.hlc import HLCGenerator
 from queuekit.ids import JobID, SessionID, check_identifier, safe_stream
 from queuekit.job import Claimed, Delivery, Job
-from queuekit.lease import DEFAULT_TTL, HEARTBEAT_FRACTION, Record, Verdict, judge
+from queuekit.lease import DEFAULT_TTL, FENCE_BITS, HEARTBEAT_FRACTION, Record, Verdict, judge
 from queuekit.lifecycle import State, Verb, target
 from queuekit.locks import Life
 from queuekit.status import ObservationStatus, check_terminal
@@ -612,6 +612,10 @@ class MemoryLease:
     def heartbeat_interval(self) -> float:
         """Seconds between two heartbeats of a holder: a third of the ttl."""
         return self.ttl / HEARTBEAT_FRACTION
+
+    def run_number(self, claims: int, attempt: int) -> int:  # noqa: ARG002
+        """The number of the take-over, then of the claim."""
+        return self.fence << FENCE_BITS | claims
 
     def try_acquire(self, now: float | None = None) -> bool:
         """Take the lease when it is free, stale or ours; True when it is ours now. `now`: epoch seconds."""

@@ -229,6 +229,37 @@ def test_a_rescue_comes_within_the_ttl_and_one_heartbeat(consumer: Make) -> None
     assert 3 <= beats <= 5  # of a third of a ttl each; the fourth is the one after the ttl, and clocks are not one
 
 
+def test_whoever_claims_after_a_rescue_outranks_the_one_that_was_given_up(consumer: Make) -> None:
+    """Whoever joined first and last: the number of the later run of a job is the greater one."""
+    other = consumer("b", SHORT).join()
+    silent = consumer("a", SHORT).join()
+    other.backend.write(make_job("j", STREAM))
+    silent.drain()
+    first = silent.lease.run_number(9, 1)
+    other.beats_until(lambda: other.backend.pending_count(STREAM) == 1)
+    assert ids_of(other.drain()) == ["j"]
+    second = other.lease.run_number(1, 1)
+    assert first < second
+    with pytest.raises(LeaseLost):
+        silent.lease.heartbeat()
+    assert silent.lease.run_number(10, 1) < second
+    other.lease.release()
+    silent.join()
+    silent.backend.reclaim_in_flight(STREAM, lease=silent.lease)
+    assert ids_of(silent.drain()) == ["j"]
+    assert second < silent.lease.run_number(1, 1)
+
+
+def test_a_second_attempt_by_another_has_the_greater_number(consumer: Make) -> None:
+    one, two = consumer("a").join(), consumer("b").join()
+    one.backend.write(make_job("j", STREAM))
+    two.drain()
+    first = two.lease.run_number(50, 1)
+    two.backend.defer("j", 0, lease=two.lease)
+    assert ids_of(one.drain()) == ["j"]
+    assert first < one.lease.run_number(1, 2)
+
+
 def test_the_fenced_one_can_join_again_and_its_old_claims_stay_lost(consumer: Make) -> None:
     silent, other = consumer("a", SHORT).join(), consumer("b", SHORT).join()
     silent.backend.write(make_job("j", STREAM))

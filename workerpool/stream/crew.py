@@ -44,7 +44,6 @@ from workerpool.stream.trial import Trial
 from workerpool.worker.loop import EXIT_BAD_CHANNEL, WorkerSettings, worker_main
 from workerpool.worker.protocol import Message, Out, WorkerInbox, check_fits, send_job, send_stop
 
-FENCE_BITS = 32
 _STDERR_SECONDS = 0.05
 _EXIT_SECONDS = 0.1
 _CLOSED = "the handler had closed its worker's pipe"
@@ -197,13 +196,14 @@ class Crew:
         unit.number = self._number
         for position, (claimed, data) in enumerate(zip(unit.claims, encoded, strict=True)):
             self._claims += 1
+            attempt = Delivery.of(claimed.job).attempt + 1
             send_job(
                 member.channel,
                 claimed.job.id,
                 data,
                 session=claimed.session_id,
-                attempt=Delivery.of(claimed.job).attempt + 1,
-                fence=lease.fence << FENCE_BITS | self._claims,
+                attempt=attempt,
+                fence=lease.run_number(self._claims, attempt),
                 together=len(unit.claims) if position == 0 else 1,
                 number=unit.number,
             )

@@ -21,7 +21,7 @@ from workerpool.config import StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import ResultKind
 from workerpool.process import Exit
-from workerpool.stream.crew import FENCE_BITS, Death
+from workerpool.stream.crew import Death
 from workerpool.stream.state import Slot, Unit
 from workerpool.trouble import Trouble
 from workerpool.worker.context import Surroundings
@@ -155,9 +155,8 @@ class Inline:
     def _item(self, claimed: Claimed, lease: Lease) -> WorkItem:
         self._claims += 1
         job, attempt = claimed.job, Delivery.of(claimed.job).attempt + 1
-        return WorkItem(
-            job=job, session=claimed.session_id, attempt=attempt, fence=lease.fence << FENCE_BITS | self._claims
-        )
+        number = lease.run_number(self._claims, attempt)
+        return WorkItem(job=job, session=claimed.session_id, attempt=attempt, fence=number)
 
     @contextlib.contextmanager
     def _heartbeats(self, lease: Lease) -> Iterator[None]:

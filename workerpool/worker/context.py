@@ -48,7 +48,8 @@ class JobContext:
 
     `attempt`: which run this is, 1 = the first (of a batch: the highest); `deadline`: `time.monotonic()` seconds at
     which the worker is killed, None = no limit; `fence`: a number that grows with each new holder of the stream: a
-    store that remembers the highest one it saw can refuse a holder that was given up.
+    store that remembers the highest one it saw can refuse a holder that was given up. Where many machines share the
+    stream, it has to remember the highest one of each job.
     """
 
     __slots__ = ("_handed", "_jobs", "_surroundings", "attempt", "deadline", "fence")

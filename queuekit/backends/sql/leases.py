@@ -31,7 +31,7 @@ from queuekit.backends.sql.schema import jobs, leases, sessions
 from queuekit.backends.sql.sightings import Sightings, Stamp
 from queuekit.errors import LeaseLost, WriteFailed
 from queuekit.ids import check_identifier
-from queuekit.lease import DEFAULT_TTL, HEARTBEAT_FRACTION, DrainLease, Record, Verdict, judge
+from queuekit.lease import DEFAULT_TTL, FENCE_BITS, HEARTBEAT_FRACTION, DrainLease, Record, Verdict, judge
 from queuekit.locks import AliveFile, Life, life_of
 
 _MISSED = 2 / HEARTBEAT_FRACTION  # of a ttl: one who could not look for so long may have missed a renewal
@@ -73,6 +73,10 @@ class SqlLease(abc.ABC):
     def tag(self) -> str:
         """What is written beside a claim made under it: its owner, and which of its take-overs this is."""
         return f"{self.owner}.{self.fence}"
+
+    def run_number(self, claims: int, attempt: int) -> int:  # noqa: ARG002
+        """The number of the take-over, then of the claim."""
+        return self.fence << FENCE_BITS | claims
 
     @property
     def heartbeat_interval(self) -> float:
@@ -226,13 +230,22 @@ class FileAndRowLease(SqlLease):
 
 
 class SharedLease(SqlLease):
-    """One of many consumers of a stream. `folder`: where alive files of this host are."""
+    """One of many consumers of a stream. `folder`: where alive files of this host are.
+
+    The stream's fence grows when somebody joins, leaves or is given up. `fence` is what it was when this one joined;
+    what it was when it last claimed is greater than all that one who was given up has seen.
+    """
 
     def __init__(self, database: Database, stream: str, ttl: float, folder: str) -> None:
         super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
         self._folder = folder
         self._alive = AliveFile(_alive_path(folder, self.owner))
         self._sightings = Sightings(_MISSED * ttl)
+        self._last_fence = 0
+
+    def run_number(self, claims: int, attempt: int) -> int:  # noqa: ARG002
+        """The stream's fence at the last claim, then the attempt."""
+        return self._last_fence << FENCE_BITS | attempt
 
     def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Join the stream; False while somebody holds it exclusively."""
@@ -265,7 +278,7 @@ class SharedLease(SqlLease):
         if not over:
             return 0
         _locked_row(self._database, connection, self.stream)
-        _remove(connection, over)
+        self._give_up(connection, over)
         home = (
             sa.update(jobs)
             .where(jobs.c.stream_id == self.stream, schema.is_status(schema.CUR), self._nobodys())
@@ -274,9 +287,16 @@ class SharedLease(SqlLease):
         return connection.execute(home).rowcount
 
     def check(self, connection: sa.Connection, *, keep: bool = True) -> None:
-        mine = sa.select(sessions.c.id).where(sessions.c.id == self.tag)
-        if not self.fence or connection.scalar(mine.with_for_update(read=True) if keep else mine) is None:
+        mine = (
+            sa.select(leases.c.fence)
+            .join(sessions, sessions.c.stream_id == leases.c.stream_id)
+            .where(sessions.c.id == self.tag)
+        )
+        kept = mine.with_for_update(read=True, of=sessions) if keep else mine
+        fence = connection.scalar(kept) if self.fence else None
+        if fence is None:
             raise LeaseLost(self.stream, None)
+        self._last_fence = int(fence)
 
     def abandoned(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
         """See `SqlLease`. Until the transaction ends nobody joins: who has no session now cannot have claimed since.
@@ -284,8 +304,19 @@ class SharedLease(SqlLease):
         What bears our own tag is among it: a claim whose answer was lost on the way is one that we do not know of.
         """
         _locked_row(self._database, connection, self.stream)
-        _remove(connection, self._over(connection))
+        self._give_up(connection, self._over(connection))
         return sa.or_(self._nobodys(), jobs.c.claimed_by == self.tag)
+
+    def _give_up(self, connection: sa.Connection, over: list[tuple[str, int]]) -> None:
+        """Remove sessions, given with their last beat, unless they were renewed meanwhile or are just being used.
+
+        Whoever claims afterwards what they had has a greater number. The stream's row is locked.
+        """
+        if over:
+            still = sa.select(sessions.c.id).where(sa.tuple_(sessions.c.id, sessions.c.beat).in_(over))
+            idle = still.with_for_update(skip_locked=True).cte("idle")
+            connection.execute(sa.delete(sessions).where(sessions.c.id.in_(sa.select(idle.c.id))))
+            _write(connection, self.stream, fence=leases.c.fence + 1)
 
     def may_adopt(self, connection: sa.Connection, claimed_by: str | None) -> bool:
         owner = connection.scalar(sa.select(sessions.c.owner).where(sessions.c.id == claimed_by))
@@ -326,10 +357,13 @@ class SharedLease(SqlLease):
 
     def release(self) -> None:
         """Leave. Claims that are still ours are anybody's from now on."""
-        mine = sa.delete(sessions).where(sessions.c.id == self.tag)
-        self._database.run(lambda connection: connection.execute(mine).close())
+        self._database.run(self._leave)
         self._alive.drop()
         self.fence = 0
+
+    def _leave(self, connection: sa.Connection) -> None:
+        if connection.execute(sa.delete(sessions).where(sessions.c.id == self.tag)).rowcount:
+            _write(connection, self.stream, fence=leases.c.fence + 1)
 
 
 def sharers(database: Database, stream: str) -> dict[str, float]:
@@ -424,14 +458,6 @@ def _locked_row(database: Database, connection: sa.Connection, stream: str) -> A
         connection.execute(first.values(stream_id=stream, owner=None, beat=0, fence=0))
         row = _row(database, connection, stream, lock=True)
     return row
-
-
-def _remove(connection: sa.Connection, over: list[tuple[str, int]]) -> None:
-    """Remove sessions, given with their last beat, unless they were renewed meanwhile or are just being used."""
-    if over:
-        still = sa.select(sessions.c.id).where(sa.tuple_(sessions.c.id, sessions.c.beat).in_(over))
-        idle = still.with_for_update(skip_locked=True).cte("idle")
-        connection.execute(sa.delete(sessions).where(sessions.c.id.in_(sa.select(idle.c.id))))
 
 
 def _write(connection: sa.Connection, stream: str, **values: Any) -> None:

@@ -60,6 +60,9 @@ class FakeLease:
         self.beats = 0
         self.error: Exception | None = None
 
+    def run_number(self, claims: int, attempt: int) -> int:
+        return self.fence << 32 | claims
+
     def heartbeat(self, now: float | None = None) -> None:
         self.beats += 1
         if self.beats == 2:
