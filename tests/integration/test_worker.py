@@ -159,6 +159,7 @@ class Stream:
     """The other side: one worker, its row, and what it has said."""
 
     def __init__(self, folder: Path, name: str, **settings: object) -> None:
+        self.strangers = {child.pid for child in psutil.Process().children()}  # such as the tests' database server
         folder.chmod(0o755)
         handlers = folder / "wp_worker_handlers.py"
         handlers.write_text(HANDLERS)
@@ -227,8 +228,8 @@ class Stream:
 
     def close(self) -> None:
         kill_group(self.child.pid, self.child.start, signal.SIGKILL)
-        kill_strays(())
-        psutil.wait_procs(psutil.Process().children())
+        kill_strays(self.strangers)
+        psutil.wait_procs([child for child in psutil.Process().children() if child.pid not in self.strangers])
         reap()
         self.channel.close()
         self.board.remove()
