@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psycopg
 import pytest
@@ -114,6 +118,27 @@ def test_a_file_instead_of_a_folder_and_a_root_for_everybody_are_exit_3(place: P
     send_some("dir:spool")
     (place / "spool").chmod(0o777)
     assert "can be written by others" in found(told("--store", "dir:spool", code=3), "store")[0]
+
+
+def test_a_file_in_place_of_one_of_its_folders_is_exit_3(place: Path) -> None:
+    for name in ("new", ".workerpool"):
+        send_some("dir:spool")
+        shutil.move(place / "spool" / name, place / f"was-{name}")
+        (place / "spool" / name).touch()
+        assert f"{place}/spool/{name}" in found(told("--store", "dir:spool", code=3), "store")[0]
+        (place / "spool" / name).unlink()
+
+
+def test_what_cannot_be_read_is_exit_3_and_no_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_some("dir:spool")
+
+    def refuse(root: str, _: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", f"{root}/new")
+
+    monkeypatch.setattr(look_folder, "count_jobs", refuse)
+    assert found(told("--store", "dir:spool", code=3), "store") == [
+        f"error: cannot look at {place}/spool/new: Permission denied"
+    ]
 
 
 def test_a_linked_folder_is_exit_3(place: Path) -> None:
@@ -239,6 +264,21 @@ def test_a_check_that_takes_too_long_is_broken_off(place: Path, monkeypatch: pyt
     monkeypatch.setattr(look_sqlite, "_CHECK_SECONDS_ALONE", -1.0)
     monkeypatch.setattr(look_sqlite, "_STEPS", 10)
     assert "broken off" in found(told("--store", "sqlite:jobs.db"), "integrity")[0]
+
+
+def test_a_file_that_is_being_written_is_waited_for_and_not_called_damaged(place: Path) -> None:
+    send_some("sqlite:jobs.db")
+    words = "import sqlite3, sys; c = sqlite3.connect('jobs.db', isolation_level=None)\n"
+    words += "c.execute('PRAGMA journal_mode=DELETE'); c.execute('BEGIN EXCLUSIVE'); print('locked', flush=True)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{words}sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"locked\n"
+        report = told("--store", "sqlite:jobs.db", code=3)
+        writer.kill()
+    assert "is locked by somebody else" in found(report, "store")[0]
+    assert found(report, "integrity") == []
 
 
 def test_a_wal_file_is_not_opened_by_an_sqlite_with_the_fault(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,8 @@ def problems_of(source: Source) -> tuple[str, ...]:
 def examine(config: PoolConfig, problems: tuple[str, ...] = ()) -> _Seen:
     """Everything that is found, the store first, and the facts by topic."""
     about_store, facts = _look_at_store(config)
-    looked, read = look_at_machine(config), look_at_config(config, problems)
+    pool_runs = any(pool["alive"] for pool in facts.get("pools", ()))
+    looked, read = look_at_machine(config, pool_runs=pool_runs), look_at_config(config, problems)
     facts |= {"machine": dataclasses.asdict(looked), "config": dataclasses.asdict(read)}
     return [*about_store, *machine.judge_config(read), *machine.judge(looked)], facts
 
@@ -91,6 +92,9 @@ def _look_at_store(config: PoolConfig) -> _Seen:
             findings, facts = _look_at_existing(config)
     except QueueError as failure:
         findings.append(error("store", str(failure), "no pool and no sender can use it", "", Part.STORE))
+    except OSError as failure:
+        reason = f"cannot look at {failure.filename or path}: {failure.strerror}"
+        findings.append(error("store", reason, "no pool and no sender can use it", "", Part.STORE))
     behind = (
         nearest_folder(path) if path is not None and not os.path.isdir(path) else path or nearest_folder(config.base)
     )
@@ -143,7 +147,7 @@ def _look_at_folder(config: PoolConfig, pools: tuple[tenants.Pool, ...]) -> _Loo
     root = store_folder(config) or ""
     seen = look_at_folder(config, root, pool_runs=any(pool.alive for pool in pools))
     findings, facts = list(folder.judge(seen)), {"folder": dataclasses.asdict(seen)}
-    if not os.access(root, os.R_OK | os.X_OK) or not os.path.isdir(root):
+    if seen.trouble:
         return findings, None, (), facts
     return findings, count_jobs(root, _names(config)), look_at_lease_files(root), facts
 

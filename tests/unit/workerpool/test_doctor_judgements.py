@@ -20,6 +20,7 @@ MACHINE = machine.Machine(
     descriptors_needed=50,
     processes=None,
     processes_needed=4,
+    pool_runs=False,
     wall=1_800_000_000.0,
     monotonic_ns=1.0,
     boot_id="b",
@@ -106,6 +107,7 @@ def test_what_is_as_it_should_be_is_ok(facts: Any, judge: Any) -> None:
         (MACHINE, machine.judge, {"descriptors": 114}, []),
         (MACHINE, machine.judge, {"processes": 3}, [("error", "limits")]),
         (MACHINE, machine.judge, {"processes": 4}, []),
+        (MACHINE, machine.judge, {"processes": 0, "pool_runs": True}, []),
         (DISK, machine.judge_disk, {"read_only": True}, [("error", "disk")]),
         (DISK, machine.judge_disk, {"bytes_free": 2**20}, [("error", "disk")]),
         (DISK, machine.judge_disk, {"bytes_free": 2**26}, [("warning", "disk")]),
@@ -206,6 +208,8 @@ def test_inotify_that_will_not_do_for_all_streams_names_the_limit(instances: int
     findings = list(folder.judge(dataclasses.replace(FOLDER, inotify=used, streams=3)))
     told = [each for each in findings if each.level is Level.WARNING]
     assert [short in each.to_do for each in told] == ([True] if short else [])
+    running = dataclasses.replace(FOLDER, inotify=used, streams=3, pool_runs=True)
+    assert bad(folder.judge(running)) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from queuekit import Completion, Job, JobID, ObservationStatus, QueueKit, StreamID
+from queuekit import Completion, Job, JobID, LeaseLost, ObservationStatus, QueueKit, StreamID
 from queuekit.clock import ProcessClock
 from queuekit.contract import Lease
 from workerpool.cli.benching.figures import Figure
@@ -23,7 +23,8 @@ def measure_library(queue: QueueKit, count: int, tell: Tell) -> Iterator[Figure]
     """Four figures; the queue is empty before and after. `tell(what, done, of)`: how far it is."""
     clock = ProcessClock()
     lease = queue.lease(STREAM, _LEASE_SECONDS)
-    lease.try_acquire()
+    if not lease.try_acquire():
+        raise LeaseLost(STREAM, lease.holder())
     yield _send_singly(queue, count, clock, tell)
     yield _send_in_batches(queue, count, clock, tell)
     yield _work_singly(queue, count, lease, tell)

@@ -68,7 +68,7 @@ def judge(folder: Folder) -> Iterator[Finding]:
     if folder.probe is not None:
         yield from _judge_probe(folder.probe, folder.filesystem)
     if folder.inotify is not None:
-        yield _judge_inotify(folder.inotify, folder.streams)
+        yield _judge_inotify(folder.inotify, 0 if folder.pool_runs else folder.streams)
     if not folder.missing and not folder.trouble:
         yield _judge_reserve(folder)
 

@@ -32,8 +32,8 @@ _PACKAGES = (
 )
 
 
-def look_at_machine(config: PoolConfig) -> Machine:
-    """What a pool of this configuration finds here."""
+def look_at_machine(config: PoolConfig, *, pool_runs: bool) -> Machine:
+    """What a pool of this configuration finds here. `pool_runs`: one does."""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
@@ -42,6 +42,7 @@ def look_at_machine(config: PoolConfig) -> Machine:
         descriptors_needed=descriptors_needed(config.streams),
         processes=_processes_left(),
         processes_needed=1 + sum(1 + stream.workers for stream in config.streams),
+        pool_runs=pool_runs,
         wall=time.time(),
         monotonic_ns=time.get_clock_info("monotonic").resolution * 1e9,
         boot_id=boot_id(),

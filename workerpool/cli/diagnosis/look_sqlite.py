@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from queuekit import BackendUnavailable
 from queuekit.backends.sql import schema
@@ -30,6 +31,7 @@ _CHECK_SECONDS = {True: 2.0, False: 0.25}  # of quick_check, by whether it is a 
 _CHECK_SECONDS_ALONE = 20.0
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock
 _WAL_FORMAT = 2
+_INTERRUPT, _DAMAGED = 9, frozenset({11, 26})  # SQLite's codes; CORRUPT and NOTADB
 
 
 def look_at_sqlite(config: PoolConfig, path: str, *, alone: bool) -> tuple[Sqlite, Jobs | None]:
@@ -95,16 +97,17 @@ def _quick_check(connection: sa.Connection, deadline: float) -> str | None:
     driver: Any = connection.connection.driver_connection
     driver.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
     try:
-        said = driver.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except Exception as error:
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT" or str(error) == "interrupted":
+        said = str(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one())
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code == _INTERRUPT:
             return None
-        if not isinstance(error, driver.DatabaseError):
-            raise
-        return str(error)
+        if code in _DAMAGED:
+            return str(error.orig)
+        raise
     finally:
         driver.set_progress_handler(None, 0)
-    return "" if said == "ok" else str(said)
+    return "" if said == "ok" else said
 
 
 def _size(path: str) -> int:

@@ -19,8 +19,9 @@ _LEAST_FILES, _FEW_FILES, _FEW_SHARE = 16, 2_000, 0.01
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """`versions`: of what is installed, by package; `descriptors`: how many a process may open, and `…_needed` what the
-    pool's largest needs; `processes`: how many more may be started, None = no limit known; `wall`: the clock, epoch
-    seconds; `monotonic_ns`: resolution of the monotonic clock; `boot_id`: "" when the system has none.
+    pool's largest needs; `processes`: how many more may be started, None = no limit known; `pool_runs`: one runs here,
+    so it has what it needs; `wall`: the clock, epoch seconds; `monotonic_ns`: resolution of the monotonic clock;
+    `boot_id`: "" when the system has none.
     """
 
     system: str
@@ -30,6 +31,7 @@ class Machine:
     descriptors_needed: int
     processes: int | None
     processes_needed: int
+    pool_runs: bool
     wall: float
     monotonic_ns: float
     boot_id: str
@@ -107,7 +109,7 @@ def _judge_processes(machine: Machine) -> Finding:
     if machine.processes is None:
         return ok("limits", f"no limit of processes is in the way; this pool is {needed}")
     found = f"{machine.processes:,} more processes may be started, and this pool is {needed}"
-    if machine.processes < machine.processes_needed:
+    if machine.processes < machine.processes_needed and not machine.pool_runs:
         return error("limits", found, "not all of its workers can start", "raise ulimit -u, or the cgroup's pids.max")
     return ok("limits", found)
 

@@ -140,8 +140,8 @@ def _judge_settings(postgres: Postgres) -> Iterator[Finding]:
 
 def _judge_connections(postgres: Postgres) -> Finding:
     found = (
-        f"{words.number(postgres.connections, 'open connection')} at the server, {postgres.connections_free:,} more may "
-        f"be; this pool takes {postgres.needed:,} (two a stream: one to work, one to listen)"
+        f"{words.number(postgres.connections, 'open connection')} at the server, {postgres.connections_free:,} more "
+        f"may be; this pool takes {postgres.needed:,} (two a stream: one to work, one to listen)"
     )
     if postgres.needed > postgres.connections_free and not postgres.pool_runs:
         means = "some of its streams will not get one, and try again and again"
