@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from queuekit import QueueKit
+from queuekit.backends.maildir.fsops import FileOps
 from queuekit.testing.jobs import make_job
 from workerpool.cli.diagnosis import look_folder, look_sqlite
 from workerpool.cli.main import cli
@@ -136,9 +137,28 @@ def test_what_cannot_be_read_is_exit_3_and_no_traceback(place: Path, monkeypatch
         raise PermissionError(errno.EACCES, "Permission denied", f"{root}/new")
 
     monkeypatch.setattr(look_folder, "count_jobs", refuse)
-    assert found(told("--store", "dir:spool", code=3), "store") == [
-        f"error: cannot look at {place}/spool/new: Permission denied"
-    ]
+    report = told("--store", "dir:spool", code=3)
+    assert f"error: cannot look at {place}/spool/new: Permission denied" in found(report, "store")
+    assert found(report, "lease")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_disk_that_takes_nothing_is_exit_3_and_the_jobs_are_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    send_some("dir:spool")
+
+    class Refusing(FileOps):
+        def create(self, folder: int, name: str, data: bytes, *, sync: bool) -> NoReturn:
+            raise OSError(number, os.strerror(number), name)
+
+        def unlink(self, folder: int, name: str) -> None:
+            raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.setattr(look_folder, "FileOps", Refusing)
+    report = told("--store", "dir:spool", code=3)
+    assert found(report, "store") == [f"error: cannot write in {place}/spool/tmp: {os.strerror(number)}"]
+    assert "2 pending" in found(report, "jobs")[0]
 
 
 def test_a_linked_folder_is_exit_3(place: Path) -> None:

@@ -93,8 +93,7 @@ def _look_at_store(config: PoolConfig) -> _Seen:
     except QueueError as failure:
         findings.append(error("store", str(failure), "no pool and no sender can use it", "", Part.STORE))
     except OSError as failure:
-        reason = f"cannot look at {failure.filename or path}: {failure.strerror}"
-        findings.append(error("store", reason, "no pool and no sender can use it", "", Part.STORE))
+        findings.append(_unreadable(failure, config.store.url))
     behind = (
         nearest_folder(path) if path is not None and not os.path.isdir(path) else path or nearest_folder(config.base)
     )
@@ -107,6 +106,11 @@ def _look_at_store(config: PoolConfig) -> _Seen:
     except OSError as failure:
         return [*findings, error("disk", f"cannot look at {behind}: {failure.strerror}")], facts
     return [*findings, *machine.judge_disk(disk)], facts | {"disk": dataclasses.asdict(disk)}
+
+
+def _unreadable(failure: OSError, name: str) -> Finding:
+    reason = f"cannot look at {failure.filename or words.masked(name)}: {failure.strerror}"
+    return error("store", reason, "no pool and no sender can use it", "", Part.STORE)
 
 
 def _missing(path: str) -> Finding:
@@ -147,9 +151,14 @@ def _look_at_folder(config: PoolConfig, pools: tuple[tenants.Pool, ...]) -> _Loo
     root = store_folder(config) or ""
     seen = look_at_folder(config, root, pool_runs=any(pool.alive for pool in pools))
     findings, facts = list(folder.judge(seen)), {"folder": dataclasses.asdict(seen)}
-    if seen.trouble:
+    if not os.path.isdir(root):
         return findings, None, (), facts
-    return findings, count_jobs(root, _names(config)), look_at_lease_files(root), facts
+    jobs = None
+    try:
+        jobs = count_jobs(root, _names(config))
+    except OSError as failure:
+        findings.append(_unreadable(failure, root))
+    return findings, jobs, look_at_lease_files(root), facts
 
 
 def _look_at_sqlite(config: PoolConfig, pools: tuple[tenants.Pool, ...]) -> _Looked:

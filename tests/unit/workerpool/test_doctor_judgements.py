@@ -139,6 +139,7 @@ def test_what_is_as_it_should_be_is_ok(facts: Any, judge: Any) -> None:
         (SQLITE, sqlite.judge, {"size": 2**28, "empty_bytes": 2**27 + 1}, [("note", "size")]),
         (SQLITE, sqlite.judge, {"complaint": "row 7 missing from index"}, [("error", "integrity")]),
         (SQLITE, sqlite.judge, {"complaint": None, "check_seconds": 2.0}, [("note", "integrity")]),
+        (SQLITE, sqlite.judge, {"filesystem": "tmpfs"}, [("warning", "filesystem")]),
         (SQLITE, sqlite.judge, {"mode": 0o644}, [("note", "modes")]),
         (POSTGRES, postgres.judge, {"standby": True}, [("error", "store")]),
         (POSTGRES, postgres.judge, {"number": 90_624}, [("error", "store")]),

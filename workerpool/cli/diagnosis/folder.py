@@ -12,7 +12,7 @@ from workerpool.cli.diagnosis.finding import Finding, Part, error, note, ok, war
 
 ORDERED = frozenset(["ext3", "ext4", "xfs", "btrfs", "apfs"])
 """A rename's addition is on disk no later than its removal there."""
-_IN_MEMORY = frozenset(["tmpfs", "ramfs", "devtmpfs"])
+IN_MEMORY = frozenset(["tmpfs", "ramfs", "devtmpfs"])
 _WITHOUT_MODES = frozenset(["vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk"])
 _SLOW_MS, _NOTHING_MS = 30.0, 0.02
 _SHOWN = 3
@@ -104,7 +104,7 @@ def _judge_filesystem(folder: Folder) -> Iterator[Finding]:
     plain = kind.lower().partition(".")[0]
     if plain in ORDERED:
         yield ok("filesystem", f"{kind} keeps the order that renames need to survive a power cut")
-    elif plain in _IN_MEMORY:
+    elif plain in IN_MEMORY:
         yield warning(
             "filesystem", f"{kind} is memory", "jobs survive kill -9, and are gone after a reboot or power cut"
         )
@@ -160,7 +160,7 @@ def _judge_syncs(sync_ms: tuple[float, ...], filesystem: str) -> Iterator[Findin
     found = f"a sync takes {median:.2f} ms, at worst {max(sync_ms):.2f} ms of {len(sync_ms)}"
     if median > _SLOW_MS:
         yield warning("sync", found, "every single send waits for two", "send in batches (`send --jsonl`, send_batch)")
-    elif median < _NOTHING_MS and filesystem not in _IN_MEMORY:
+    elif median < _NOTHING_MS and filesystem not in IN_MEMORY:
         yield note(
             "sync", found, "faster than disks are: perhaps the disk or the virtual machine only says that it is done"
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from workerpool.cli import words
 from workerpool.cli.diagnosis.finding import Finding, Part, error, note, ok, warning
+from workerpool.cli.diagnosis.folder import IN_MEMORY
 
 _LARGE_WAL = 64 * 2**20
 _MUCH_EMPTY, _EMPTY_SHARE = 64 * 2**20, 0.5
@@ -43,6 +44,9 @@ def judge(sqlite: Sqlite) -> Iterator[Finding]:
         yield error("store", sqlite.trouble, "no pool and no sender can use it", "", Part.STORE)
         return
     yield ok("store", f"{sqlite.path} can be read, on {sqlite.filesystem or 'a filesystem of unknown type'}")
+    if sqlite.filesystem in IN_MEMORY:
+        means = "jobs survive kill -9, and are gone after a reboot or power cut"
+        yield warning("filesystem", f"{sqlite.filesystem} is memory", means)
     yield _judge_journal(sqlite)
     yield from judge_version(sqlite.version, sqlite.known, sqlite.path)
     yield from _judge_sizes(sqlite)
