@@ -34,6 +34,7 @@ class DirectoryCreationFailed(QueueError):
 class WriteFailed(QueueError):
     """A job or signal could not be made durable. Nothing was accepted: send it again once the cause is gone.
 
+    Its `__cause__` is the error of the system or the database; None: its values are refused, now and ever.
     Attributes: `what` (the file or job), `reason`.
     """
 

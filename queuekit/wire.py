@@ -197,7 +197,7 @@ def encode_job(job: Job) -> bytes:
         tail = f'","priority":{job.priority},"stream_id":{stream},"submitted_at":{submitted}}}'
         return b"".join((head.encode(), _encoded_payload(job.payload), tail.encode()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise WriteFailed(f"job {_cut(str(job.id))}", str(error)) from error
+        raise WriteFailed(f"job {_cut(str(job.id))}", str(error)) from None
 
 
 def encode_signal(signal: SignalFile) -> bytes:
@@ -215,7 +215,7 @@ def encode_signal(signal: SignalFile) -> bytes:
             f'{{"artifacts":[{artifacts}],"completed_at":{completed},"job_id":{job_id},"status":"{status}"}}'
         ).encode()
     except (ValueError, TypeError) as error:
-        raise WriteFailed(f"the signal of job {_cut(str(signal.job_id))}", str(error)) from error
+        raise WriteFailed(f"the signal of job {_cut(str(signal.job_id))}", str(error)) from None
 
 
 def _encoded_extensions(extensions: Mapping[str, Any]) -> str:
@@ -244,7 +244,7 @@ def encode_extensions(extensions: Mapping[str, Any]) -> str:
     try:
         return _encoded_extensions(extensions)
     except (ValueError, TypeError, RecursionError) as error:
-        raise WriteFailed("the extensions of a job", str(error)) from error
+        raise WriteFailed("the extensions of a job", str(error)) from None
 
 
 def encode_artifacts(artifacts: Iterable[ArtifactRef]) -> str:
@@ -252,7 +252,7 @@ def encode_artifacts(artifacts: Iterable[ArtifactRef]) -> str:
     try:
         return f"[{','.join(map(_encoded_artifact, artifacts))}]"
     except (ValueError, TypeError) as error:
-        raise WriteFailed("the artifacts of a job", str(error)) from error
+        raise WriteFailed("the artifacts of a job", str(error)) from None
 
 
 # -- reading

@@ -306,8 +306,8 @@ def _is_blocked(settlement: _Settlement) -> bool:
 
 
 def _is_final(error: QueueError) -> bool:
-    """Whether trying again cannot help: it is the values, not the disk."""
-    return not isinstance(error.__cause__, OSError)
+    """Whether trying again cannot help: it is the values, not the disk and not the database."""
+    return not isinstance(error, WriteFailed) or error.__cause__ is None
 
 
 def _completion(settlement: _Settlement) -> Completion:

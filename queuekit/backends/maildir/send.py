@@ -91,7 +91,7 @@ class Sender:
         try:
             present = mount.look_into(folder, target, name)
         except DecodingFailed as error:
-            raise WriteFailed(name, f"the name is taken by a file that is no job: {error.reason}") from error
+            raise WriteFailed(name, f"the name is taken by a file that is no job: {error.reason}") from None
         if present is not None and not same_job(present, job):
             raise WriteFailed(name, "another job with the same stream, id and time is pending")
         if present is not None and mount.durability is Durability.FULL:

@@ -11,8 +11,9 @@ is first needed), begins, calls the work, commits. What can go wrong then has on
   `run` fails at once: callers never pile up before a dead server.
 * *other*: an error. Rolled back and told.
 
-Every error of the driver comes out as a `QueueError` of the caller's choice, with the driver's as its cause. What the
-work itself raises comes out as it is. Both leave nothing of the transaction behind.
+Every error of the driver comes out as a `QueueError` of the caller's choice, with the driver's as its cause (or ours,
+where the driver was not asked; never none: that is how a refused value differs). What the work itself raises comes out
+as it is. Both leave nothing of the transaction behind.
 
 A connection never crosses a fork: see `_before_fork` and `_forget` of each database.
 """
@@ -123,7 +124,7 @@ class Database(abc.ABC):
                     raise
                 return self._patiently(attempt, began)
         except Failed as failed:
-            raise failure(failed.sentence) from failed.__cause__
+            raise failure(failed.sentence) from failed.__cause__ or failed
 
     @abc.abstractmethod
     def notify(self, streams: Collection[str]) -> None:

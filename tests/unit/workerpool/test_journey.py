@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ OK = classify(None)
 FULL_DISK = OSError(28, "No space left on device")
 
 
-def on_disk(error: Exception, cause: OSError = FULL_DISK) -> Exception:
+def on_disk(error: Exception, cause: Exception = FULL_DISK) -> Exception:
     """The error as a backend raises it when the disk is to blame."""
     error.__cause__ = cause
     return error
@@ -183,8 +184,9 @@ def test_an_error_of_the_disk_keeps_every_outcome_for_the_next_try(queue, journe
     assert (journey.waiting, journey.counts.done, journey.counts.retried) == (0, 1, 1)
 
 
-def test_follow_ups_that_the_disk_does_not_take_hold_the_reply_back(queue, journey):
-    queue.faults["send"] = [on_disk(WriteFailed("a batch", "no space"))]
+@pytest.mark.parametrize("cause", [FULL_DISK, sqlite3.OperationalError("database is locked")])
+def test_follow_ups_that_the_store_does_not_take_hold_the_reply_back(queue, journey, cause):
+    queue.faults["send"] = [on_disk(WriteFailed("a batch", "no space"), cause)]
     journey.ended(claim("a"), success("x"))
     with pytest.raises(WriteFailed):
         journey.carry_out(LEASE)
