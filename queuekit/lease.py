@@ -28,12 +28,14 @@ from collections.abc import Callable, Iterator
 from queuekit.errors import BackendUnavailable, DirectoryCreationFailed, InvalidIdentifier, LeaseLost, WriteFailed
 from queuekit.ids import check_identifier, safe_stream
 from queuekit.locks import PATIENCE_SECONDS, AliveFile, Life, StreamLock, life_of, remove_dead
+from queuekit.private import make_folders
 
 FOLDER = ".workerpool/lease"  # below the queue's root: locks, alive files, take-over counters
 DEFAULT_TTL = 15.0
 HEARTBEAT_FRACTION = 3
 FENCE_BITS = 32  # of a run's number, below those of the take-over
 _LARGEST = 4096
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _log = logging.getLogger("queuekit.lease")
 
 
@@ -115,7 +117,7 @@ class DrainLease:
         self._alive = AliveFile(self._alive_path(self.owner))
         self._seen: tuple[bytes | None, float] = (None, monotonic())
         try:
-            _make_private(self._leases)
+            make_folders(self._leases)
         except OSError as error:
             raise DirectoryCreationFailed(self._leases, error.strerror or "") from error
         self._lock = StreamLock(os.path.join(self._leases, f"{self._safe}.lock"), patience)
@@ -207,7 +209,7 @@ class DrainLease:
         if not os.path.isdir(self._directory):
             raise BackendUnavailable(f"{self._directory} is gone")
         try:
-            _make_private(self._leases)
+            make_folders(self._leases)
         except OSError as error:
             raise BackendUnavailable(f"cannot make {self._leases}: {error.strerror}") from error
 
@@ -275,16 +277,6 @@ class DrainLease:
             _log.debug("could not tidy %s: %s", self._leases, error)
 
 
-def _make_private(folder: str) -> None:
-    """Make a folder and those above it that are missing, with mode 0700 whatever the umask."""
-    if os.path.isdir(folder):
-        return
-    _make_private(os.path.dirname(folder))
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-        os.chmod(folder, 0o700)
-
-
 def _is_lease(name: str) -> bool:
     return name.endswith(".drain.lease") and not name.startswith(".")
 
@@ -308,6 +300,8 @@ def _content(path: str) -> bytes | None:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             return b"not a regular file"
+        if facts.st_uid != os.geteuid():
+            return b"of another user"  # planted in a folder that all may write to: it does not count, however fresh
         content = os.read(fd, _LARGEST + 1)
         return content if len(content) <= _LARGEST else f"too large {facts.st_size} {facts.st_mtime_ns}".encode()
     finally:
@@ -328,7 +322,11 @@ def _replace(temporary: str, path: str, content: bytes, *, sync: bool = False) -
 
 
 def _write_file(path: str, content: bytes, *, sync: bool) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        fd = os.open(path, _NEW, 0o600)
+    except FileExistsError:  # left over, or planted: what it leads to is not ours to write
+        os.unlink(path)
+        fd = os.open(path, _NEW, 0o600)
     try:
         os.fchmod(fd, 0o600)
         if os.write(fd, content) != len(content):

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -535,6 +536,7 @@ def _map(path: str, *, writable: bool, follow: bool = False) -> mmap.mmap:
     flags = (os.O_RDWR if writable else os.O_RDONLY) | (0 if follow else os.O_NOFOLLOW) | os.O_CLOEXEC
     fd = os.open(path, flags)
     try:
+        _check_owner(fd, path)
         return mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     finally:
         os.close(fd)
@@ -569,12 +571,21 @@ def _locked(path: str, *, follow: bool = False) -> bool | None:
     except OSError:
         return None
     try:
+        _check_owner(fd, path)
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who look do not see each other
     except BlockingIOError:
         return True
+    except OSError:
+        return None
     finally:
         os.close(fd)
     return False
+
+
+def _check_owner(fd: int, path: str) -> None:
+    """Another user's board is believed by root only: it names processes that are to be signalled."""
+    if os.fstat(fd).st_uid != os.geteuid() != 0:
+        raise PermissionError(errno.EPERM, "it is another user's", path)
 
 
 def _is_over(path: str, taken_over: Mapping[str, int]) -> bool:

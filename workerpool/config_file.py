@@ -41,8 +41,9 @@ from workerpool.config import (
 )
 from workerpool.config_lines import KeyPath
 from workerpool.config_model import config_schema, schema_text
-from workerpool.config_source import Document, read_document, why_unusable
+from workerpool.config_source import Document, read_document
 from workerpool.errors import ConfigError, Problem
+from workerpool.trust import why_unimportable, why_unusable
 from workerpool.units import format_duration
 
 MAX_STREAM_BYTES = 152  # a job's file name holds 222 bytes, of which time, node and a 32-digit id take 70
@@ -443,8 +444,9 @@ def _judge_together(judge: _Judge, sections: dict[str, Values]) -> None:
 
 
 def _judge_handler_folders(judge: _Judge, handlers: Values) -> None:
-    for index, folder in enumerate(judge.resolved(_HANDLER_PATH, each) for each in handlers.get("path", ())):
-        reason = None if folder in judge.document.folders else why_unusable(folder)
+    for index, folder in enumerate(judge.resolved(_HANDLER_PATH, each) for each in handlers.get("path", ["."])):
+        is_said = folder in judge.document.folders and why_unusable(folder) is not None
+        reason = None if is_said else why_unimportable(folder)
         if reason:
             judge.add(_HANDLER_PATH, f"{folder} {reason}", item=index)
 

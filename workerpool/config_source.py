@@ -18,6 +18,7 @@ from typing import Any
 
 from workerpool.config_lines import KeyPath, key_lines
 from workerpool.errors import ConfigError, Problem
+from workerpool.trust import why_unsafe, why_unusable
 
 MAX_FILE_BYTES = 2**20
 
@@ -167,22 +168,3 @@ def line_of(path: str | None, key: KeyPath, fits: Callable[[object], bool]) -> i
     except (OSError, ValueError, RecursionError, KeyError, TypeError):  # no line to point at
         return None
     return key_lines(text).get(key) if fits(written) else None
-
-
-def why_unusable(folder: str) -> str | None:
-    """Why code may not be taken from a folder; None when it may."""
-    try:
-        found = os.stat(folder)
-    except OSError as error:
-        return f"cannot be used: {error.strerror}"
-    return why_unsafe(found) if stat.S_ISDIR(found.st_mode) else "is not a folder"
-
-
-def why_unsafe(found: os.stat_result) -> str | None:
-    """Why another user could change what is run; None when none could."""
-    if found.st_uid not in {os.geteuid(), 0}:
-        return f"belongs to another user (uid {found.st_uid}), who could run code here: chown it, or copy it"
-    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-    if found.st_mode & stat.S_IWOTH and not sticky:
-        return f"can be written by every user (mode {stat.S_IMODE(found.st_mode):04o}): chmod o-w it"
-    return None

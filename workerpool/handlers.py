@@ -20,12 +20,14 @@ import os
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 from workerpool.errors import PoolError
 from workerpool.outcome import describe_error
+from workerpool.trust import why_unimportable, why_unsafe
 
 
 class HandlerError(PoolError):
@@ -121,6 +123,7 @@ def load_callable(spec: str, path: Sequence[str]) -> Callable[..., Any]:
     folders = [os.path.abspath(folder) for folder in path]
     for folder in folders:
         _check_folder(spec, folder)
+    _guard.watch(folders)
     sys.path[:] = [*folders, *_inherited(folders)]
     importlib.invalidate_caches()
     found: object = _import(spec, module_name, folders)
@@ -169,6 +172,8 @@ def _import(spec: str, module_name: str, folders: Sequence[str]) -> ModuleType:
 def _find(spec: str, name: str, folders: Sequence[str]) -> ModuleSpec:
     try:
         found = importlib.util.find_spec(name)
+    except UnsafeCode as error:
+        raise HandlerError(spec, str(error)) from error
     except (ImportError, ValueError) as error:
         raise HandlerError(spec, f"cannot find the module {name}: {error}") from error
     if found is None:
@@ -184,24 +189,71 @@ def _execute(spec: str, name: str) -> None:
 
 
 def _check_module(spec: str, module: ModuleSpec) -> None:
-    files = [file for file in (module.origin, module.cached) if file and os.path.exists(file)]
-    for file in files:
-        _check_unshared(spec, file)
-        _check_folder(spec, os.path.dirname(file))
-    for folder in module.submodule_search_locations or ():
-        _check_folder(spec, folder)
+    if reason := _why_unsafe(module):
+        raise HandlerError(spec, reason)
 
 
 def _check_folder(spec: str, folder: str) -> None:
     if not os.path.isdir(folder):
         raise HandlerError(spec, f"the folder {folder} is not there")
-    _check_unshared(spec, folder)
+    if reason := why_unimportable(folder):
+        raise HandlerError(spec, f"{folder} {reason}")
 
 
-def _check_unshared(spec: str, path: str) -> None:
-    mode = os.stat(path).st_mode
-    if mode & stat.S_IWOTH and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
-        raise HandlerError(spec, f"everybody may write to {path}, so anybody's code would run here: chmod o-w {path}")
+def _why_unsafe(module: ModuleSpec, *, own: bool = False) -> str:
+    """Why another user could change what importing this executes; "" when none could.
+
+    `own`: from the handlers' folders, where everything belongs to this user or to root. Installed packages may belong
+    to somebody else, who is trusted then.
+    """
+    files = [file for file in (module.origin, module.cached) if file and os.path.exists(file)]
+    for place in (*files, *map(os.path.dirname, files), *(module.submodule_search_locations or ())):
+        try:
+            found = os.stat(place)
+        except OSError:  # no such thing, as of a package that is an archive: nothing is executed from there
+            continue
+        if found.st_mode & stat.S_IWOTH:
+            return f"everybody may write to {place}, so anybody's code would run here: chmod o-w {place}"
+        if own and (reason := why_unsafe(found)):
+            return f"{place} {reason}"
+    return ""
+
+
+class UnsafeCode(ImportError):
+    """A module of the handlers' folders is not imported, since another user could have written it."""
+
+
+class _Guard(MetaPathFinder):
+    """Looks at each module of the handlers' folders before it is executed, whoever imports it, and whenever."""
+
+    def __init__(self) -> None:
+        self._folders: tuple[str, ...] = ()
+
+    def watch(self, folders: Sequence[str]) -> None:
+        """Look at what comes from these folders from now on."""
+        self._folders = tuple(os.path.join(folder, "") for folder in folders)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What Python's own search finds in these folders; None, and the others search, when it is elsewhere."""
+        if fullname in sys.builtin_module_names:
+            return None
+        found = PathFinder.find_spec(fullname, path, target)
+        if found is None or not self._is_from_here(found):
+            return None
+        if reason := _why_unsafe(found, own=True):
+            raise UnsafeCode(reason, name=fullname)
+        return found
+
+    def _is_from_here(self, module: ModuleSpec) -> bool:
+        places = [module.origin or "", *(module.submodule_search_locations or ())]
+        return any(place.startswith(self._folders) for place in places)
+
+
+_guard = _Guard()
 
 
 # -- signatures

@@ -7,8 +7,10 @@ beside the configuration for a database. Every process and every command asks he
 from __future__ import annotations
 
 import os
+import stat
 
 from queuekit import BackendUnavailable
+from queuekit.private import why_shared
 from workerpool.config import PoolConfig
 
 PRIVATE = ".workerpool"
@@ -27,8 +29,20 @@ def store_path(config: PoolConfig) -> str | None:
 
 
 def board_directory(config: PoolConfig) -> str:
-    """The folder for what belongs to the pools of this store; it need not be there yet."""
-    return os.path.join(store_folder(config) or config.base, PRIVATE)
+    """The folder for what belongs to the pools of this store; it need not be there yet.
+
+    What is in it is believed: which processes to signal, what to pause. Raises `BackendUnavailable` when somebody else
+    could have put it there; root may look at anybody's.
+    """
+    path = os.path.join(store_folder(config) or config.base, PRIVATE)
+    try:
+        facts = os.stat(path)
+    except OSError:  # not there, or not to be reached: who wants to use it finds out
+        return path
+    reason = why_shared(facts)
+    if reason and (os.geteuid() != 0 or facts.st_mode & stat.S_IWOTH):
+        raise BackendUnavailable(f"cannot use {path}: {reason}")
+    return path
 
 
 def make_board_directory(config: PoolConfig) -> str:
@@ -43,4 +57,6 @@ def make_board_directory(config: PoolConfig) -> str:
         raise BackendUnavailable(f"cannot make {path}: {error.strerror}") from error
     if not os.path.isdir(path):
         raise BackendUnavailable(f"cannot use {path}: it is not a folder")
+    if reason := why_shared(os.stat(path)):
+        raise BackendUnavailable(f"cannot use {path}: {reason}")
     return path

@@ -18,6 +18,7 @@ import stat
 import time
 
 from queuekit.ids import safe_stream
+from queuekit.private import make_folders
 
 FOLDER = "pauses"
 _MOST_BYTES = 4096
@@ -41,7 +42,7 @@ def pause(directory: str, stream: str) -> tuple[Pause, bool]:
     """
     made = Pause(stream=stream, since_ms=time.time_ns() // 1_000_000, pid=os.getpid(), user=_user())
     path = _path(directory, stream)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    make_folders(os.path.dirname(path))
     while True:
         try:
             _create(path, json.dumps(dataclasses.asdict(made), sort_keys=True).encode())

@@ -12,7 +12,10 @@ import socket
 import time
 from collections.abc import Mapping
 
+from workerpool.logs import one_line
+
 _WATCHDOG_SECONDS = 60
+_LONGEST_STATUS = 1000
 
 
 class Notifier:
@@ -51,7 +54,7 @@ class Notifier:
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`."""
-        self._send("STATUS=" + " ".join(text.split()))
+        self._send("STATUS=" + one_line(" ".join(text.split()))[:_LONGEST_STATUS])
 
     def feed(self) -> None:
         """All is well: the watchdog waits anew."""

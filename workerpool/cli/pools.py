@@ -10,6 +10,7 @@ proves nothing: a stream whose processes die again and again is `failing`, howev
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 
@@ -135,6 +136,14 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def _is_its_maker(pid: int, path: str) -> bool:
+    """Whether the process is of the user whose board this is: root may look at anybody's, and signals whom it names."""
+    try:
+        return bool(psutil.Process(pid).uids().effective == os.stat(path).st_uid)
+    except psutil.Error:
+        return False
+
+
 def _read(path: str, *, alive: bool, lost: bool = False) -> Pool | None:
     try:
         board = Board.attach(path, follow=lost)
@@ -142,11 +151,14 @@ def _read(path: str, *, alive: bool, lost: bool = False) -> Pool | None:
         return None
     try:
         header, rows = board.header, board.rows()
+        alive = alive and is_running(header.pid, header.start) and _is_its_maker(header.pid, path)
+    except OSError:
+        return None
     finally:
         board.close()
     return Pool(
         header=header,
-        alive=alive and is_running(header.pid, header.start),
+        alive=alive,
         same_boot=header.boot == boot_id(),
         master=next((row for row in rows if row.kind is Kind.MASTER), None),
         streams=tuple(_streams(rows)),

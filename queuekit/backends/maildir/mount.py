@@ -37,6 +37,7 @@ from queuekit.errors import (
 from queuekit.ids import safe_stream
 from queuekit.job import Job
 from queuekit.locks import StreamLock
+from queuekit.private import make_folders, why_shared
 from queuekit.wire import check_identifiers, decode_job
 
 T = TypeVar("T")
@@ -123,9 +124,7 @@ class Mount:
                 raise BackendUnavailable("it is closed")
             path = self.root
             try:
-                if not os.path.isdir(path):
-                    os.makedirs(path, mode=0o700, exist_ok=True)
-                    os.chmod(path, 0o700)
+                make_folders(path)
                 self._check_root(os.stat(path))
                 for attribute, folder in _FOLDERS.items():
                     path = os.path.join(self.root, folder)
@@ -151,6 +150,8 @@ class Mount:
         try:
             if os.fstat(fd).st_dev != os.stat(self.root).st_dev:
                 raise DirectoryCreationFailed(path, "it is on another filesystem than the root")
+            if reason := why_shared(os.fstat(fd)):
+                raise DirectoryCreationFailed(path, reason)
             if known >= 0:
                 os.dup2(fd, known, inheritable=False)
         except BaseException:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import os
+import stat
 import tempfile
 from typing import Any
 
@@ -420,8 +421,13 @@ def alive_folder() -> str:
         facts = os.lstat(folder)
     except OSError as error:
         raise WriteFailed(folder, error.strerror or str(error)) from error
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or not os.path.isdir(folder) or os.path.islink(folder):
-        raise WriteFailed(folder, "it is not a private folder of this user; remove it, or set TMPDIR to another place")
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        whose = "of this user" if facts.st_uid == os.getuid() else f"of uid {facts.st_uid}"
+        raise WriteFailed(
+            folder,
+            f"it is {stat.filemode(facts.st_mode)} and {whose}, and must be a private folder of uid {os.getuid()}: "
+            "have it removed, or set TMPDIR to a folder of your own, the same for every pool of this user here",
+        )
     return folder
 
 

@@ -44,6 +44,7 @@ from sqlalchemy.pool import NullPool
 from queuekit.backends.sql.database import Database, Failed, Held, Trouble
 from queuekit.contract import Watcher
 from queuekit.errors import BackendUnavailable
+from queuekit.private import make_folders
 from queuekit.watch import filesystem_type
 
 Version = tuple[int, int, int]
@@ -203,10 +204,10 @@ class SqliteDatabase(Database):
     def _provide(self) -> None:
         """Make the folder and the file unless they are there; refuse what must not be used."""
         try:
-            if not os.path.isdir(self.folder):
-                os.makedirs(self.folder, mode=0o700, exist_ok=True)
-                os.chmod(self.folder, 0o700)
+            make_folders(self.folder)
             self._check_filesystem()
+            if refusal := self._refusal_of_folder():
+                raise BackendUnavailable(refusal)
             if not os.path.lexists(self.path):
                 self._make()
             refusal = self._refusal()
@@ -224,14 +225,23 @@ class SqliteDatabase(Database):
 
     def _refusal(self) -> str:
         """Why the file must not be used; "" when it may."""
-        file, folder = os.lstat(self.path).st_mode, os.stat(self.folder).st_mode
-        if stat.S_ISLNK(file):
+        file = os.lstat(self.path)
+        if stat.S_ISLNK(file.st_mode):
             return f"{self.path} is a link: name the file that it leads to"
-        if not stat.S_ISREG(file):
+        if not stat.S_ISREG(file.st_mode):
             return f"{self.path} is not a file"
-        if file & stat.S_IWOTH:
+        if file.st_uid != os.geteuid():
+            return f"{self.path} belongs to uid {file.st_uid} and this is uid {os.geteuid()}: one user a queue"
+        if file.st_mode & stat.S_IWOTH:
             return f"{self.path} can be written by others: chmod o-w it, or choose another file"
-        if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
+        return self._refusal_of_folder()
+
+    def _refusal_of_folder(self) -> str:
+        """Whoever may write the folder could put a journal there that SQLite would replay; a sticky bit is no help."""
+        facts = os.stat(self.folder)
+        if facts.st_uid not in {os.geteuid(), 0}:
+            return f"{self.folder} belongs to uid {facts.st_uid}, who could change the database: choose another folder"
+        if facts.st_mode & stat.S_IWOTH:
             return f"{self.folder} can be written by others: chmod o-w it, or choose another folder"
         return ""
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from workerpool.config import Durability, LogFormat, LogLevel
 from workerpool.config_file import load_config
-from workerpool.config_source import why_unsafe
 from workerpool.errors import ConfigError
+from workerpool.trust import why_unsafe
 
 GOOD = """
 [streams.encode]
@@ -471,7 +471,17 @@ def test_a_folder_that_others_can_write_is_refused_unless_sticky(load, folder):
         f"config.toml: its folder {folder} can be written by every user (mode 0777): chmod o-w it"
     )
     folder.chmod(0o1777)
-    assert load(GOOD).streams
+    (folder / "code").mkdir()
+    assert load(GOOD + '[handlers]\npath = ["code"]').streams
+
+
+def test_code_is_not_imported_from_a_folder_that_others_can_add_to(load, folder):
+    """`tasks/` would be found before `tasks.py`, and `json.py` before Python's own."""
+    folder.chmod(0o1777)
+    with pytest.raises(
+        ConfigError, match=r"path\[0\]: .* can be written by every user \(mode 1777\), so anybody's mod"
+    ):
+        load(GOOD)
 
 
 def test_a_linked_file_is_only_as_safe_as_the_folder_it_is_in(folder):

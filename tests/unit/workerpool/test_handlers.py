@@ -118,12 +118,38 @@ def test_a_package_that_others_may_write_is_not_executed(folder: Path) -> None:
     assert not marker.exists()
 
 
-def test_a_folder_that_others_may_write_is_refused_unless_sticky(folder: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_folder_that_others_may_write_is_refused_sticky_or_not(folder: Path, mode: int) -> None:
+    """In a sticky one they cannot change `wp_sticky.py`, but make `wp_sticky/`, which is found before it."""
     write(folder, "wp_sticky.py", "def run(job): return 'ok'")
-    folder.chmod(0o777)
-    assert "everybody may write to" in refusal("wp_sticky:run", folder)
-    folder.chmod(0o1777)
+    folder.chmod(mode)
+    assert f"{folder} can be written by every user" in refusal("wp_sticky:run", folder)
+    folder.chmod(0o755)
     assert load_handler("wp_sticky:run", [str(folder)]).call(None, None) == "ok"
+
+
+def test_a_folder_below_one_that_others_may_write_is_refused(folder: Path) -> None:
+    """They could put another folder in its place."""
+    inner = folder / "inner"
+    write(inner, "wp_inner.py", "def run(job): return 'ok'")
+    folder.chmod(0o777)
+    assert f"can be replaced by every user: {folder} has the mode 0777" in refusal("wp_inner:run", inner)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_handler_imports_is_looked_at_too(folder: Path, late: bool) -> None:
+    marker = folder / "executed"
+    helper = write(folder, f"wp_helper_{late}.py", f"open({str(marker)!r}, 'w')")
+    helper.chmod(0o666)
+    load = f"import {helper.stem}"
+    write(folder, f"wp_user_{late}.py", f"def run(job):\n    {load}" if late else f"{load}\ndef run(job): pass")
+    if late:
+        handler = load_handler(f"wp_user_{late}:run", [str(folder)])
+        with pytest.raises(ImportError, match=f"everybody may write to {helper}"):
+            handler.call(None, None)
+    else:
+        assert f"everybody may write to {helper}" in refusal(f"wp_user_{late}:run", folder)
+    assert not marker.exists()
 
 
 class PlainCallable:

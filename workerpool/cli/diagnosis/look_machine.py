@@ -15,8 +15,8 @@ from queuekit.watch import filesystem_type
 from workerpool.assemble import descriptors_needed
 from workerpool.cli.diagnosis.machine import Config, Disk, Machine
 from workerpool.config import PoolConfig
-from workerpool.config_source import why_unsafe, why_unusable
 from workerpool.process import descriptor_limit
+from workerpool.trust import why_unsafe, why_unusable
 
 _PACKAGES = (
     "workerpool",
