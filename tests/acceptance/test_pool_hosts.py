@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from databases import DatabaseEstate
 from hosts import Host, Network, all_runs, check_repeats, settled_by
 from pool import Pool, is_dead, until
+from postgres import Server
 
 from queuekit.job import Delivery
 
@@ -25,23 +26,27 @@ BEAT = TTL / 3
 STREAMS = {"encode": {"exclusive": False, "workers": 1}}
 WAITING = {"do": "wait", "file": "$HOST/gate"}
 
-Make = Callable[..., list[Host]]
+
+class Site:
+    """A network with a server on it."""
+
+    def __init__(self, network: Network, server: Server, folder: Path) -> None:
+        self.server = server
+        self._network = network
+        self._folder = folder
+        self._url = f"postgresql://postgres@{network.address}/postgres"
+
+    def hosts(self, count: int = 3, *, ttl: float = TTL, **keys: Any) -> list[Host]:
+        """So many hosts; `keys`: of the stream that all of them work."""
+        streams = {"encode": {**STREAMS["encode"], **keys}}
+        tables = {"lease": {"ttl": f"{ttl}s"}, "shutdown": {"soft": "2s", "hard": "4s"}}
+        return [self._network.host(self._folder / name, self._url, streams, **tables) for name in "abcdef"[:count]]
 
 
 @pytest.fixture
-def make_hosts(own_postgres: Callable[..., Any], tmp_path: Path) -> Iterator[Make]:
-    """Make so many hosts on a network of their own, with one server."""
-    with ExitStack() as stack:
-
-        def make(count: int = 3, workers: int = 1) -> list[Host]:
-            network = stack.enter_context(Network())
-            server = own_postgres(listen_addresses=network.address)
-            url = f"postgresql://postgres@{network.address}/postgres"
-            assert server.pids
-            streams = {"encode": {**STREAMS["encode"], "workers": workers}}
-            return [network.host(tmp_path / name, url, streams, lease={"ttl": f"{TTL}s"}) for name in "abcdef"[:count]]
-
-        yield make
+def site(own_postgres: Callable[..., Server], tmp_path: Path) -> Iterator[Site]:
+    with Network() as network:
+        yield Site(network, own_postgres(listen_addresses=network.address), tmp_path)
 
 
 def started(hosts: list[Host]) -> list[Pool]:
@@ -60,8 +65,8 @@ def check_each_once(hosts: list[Host], jobs: list[str]) -> None:
     assert {job: len(runs) for job, runs in all_runs(hosts).items()} == dict.fromkeys(jobs, 1)
 
 
-def test_three_hosts_work_one_stream_each_job_once(make_hosts: Make) -> None:
-    hosts = make_hosts(3)
+def test_three_hosts_work_one_stream_each_job_once(site: Site) -> None:
+    hosts = site.hosts(3)
     pools = started(hosts)
     jobs = hosts[0].send_many(150, do="sleep", seconds=0.02)
     until(hosts[0].finished(*jobs), "the ends")
@@ -70,8 +75,8 @@ def test_three_hosts_work_one_stream_each_job_once(make_hosts: Make) -> None:
     check_each_once(hosts, jobs)
 
 
-def test_the_claims_of_a_host_that_died_are_worked_by_the_others_and_no_others(make_hosts: Make) -> None:
-    hosts = make_hosts(3)
+def test_the_claims_of_a_host_that_died_are_worked_by_the_others_and_no_others(site: Site) -> None:
+    hosts = site.hosts(3)
     first, *others = hosts
     (pool,) = started([first])
     running = first.send(**WAITING)
@@ -99,9 +104,9 @@ def stopped(host: Host, pool: Pool) -> AbstractContextManager[None]:
 
 @pytest.mark.parametrize("away", [cut_off, stopped])
 def test_a_host_that_comes_back_settles_nothing_that_was_rescued(
-    make_hosts: Make, away: Callable[[Host, Pool], AbstractContextManager[None]]
+    site: Site, away: Callable[[Host, Pool], AbstractContextManager[None]]
 ) -> None:
-    hosts = make_hosts(3)
+    hosts = site.hosts(3)
     first, *others = hosts
     (pool,) = started([first])
     job = first.send(**WAITING)
@@ -125,6 +130,54 @@ def test_a_host_that_comes_back_settles_nothing_that_was_rescued(
     assert {Delivery.of(each).attempt for each in first.queue.completed()} == {0}
     first.check_settled([job, *late])
     assert check_repeats(hosts, settling=1.0) == 1
+
+
+@pytest.mark.parametrize("away", [cut_off, stopped])
+def test_a_stream_that_one_host_works_moves_to_another_and_the_first_settles_nothing(
+    site: Site, away: Callable[[Host, Pool], AbstractContextManager[None]]
+) -> None:
+    """C48 and C85 for an exclusive stream: the one that could not renew its lease stands by when it is back."""
+    hosts = site.hosts(2, exclusive=True)
+    first, second = hosts
+    (pool,) = started([first])
+    job = first.send(**WAITING)
+    until(first.started(job), "the run")
+    worker = pool.worker_pid()
+    other = second.start()
+    until(lambda: (row := other.row()) is not None and row.lease == "standby", "the other's standing by")
+    with away(first, pool):
+        until(second.started(job), "the other's run")
+        first.gate.touch()
+    until(lambda: "workers are killed" in pool.log, "its notice of the loss")
+    until(lambda: is_dead(worker), "the worker's end")
+    assert first.status_of(job) is None
+    second.gate.touch()
+    until(first.finished(job), "its end")
+    assert settled_by(first, job) == other.stream_pid()
+    assert other.stop() == 0
+    late = first.send()
+    until(first.finished(late), "the work of the first one, which had stood by")
+    assert pool.stop() == 0
+    assert check_repeats(hosts, settling=1.0) == 1
+    first.check_settled([job, late])
+
+
+def test_after_an_outage_of_the_server_longer_than_the_ttl_nobody_is_taken_for_dead(site: Site) -> None:
+    ttl = 6.0
+    hosts = site.hosts(2, ttl=ttl)
+    pools = started(hosts)
+    running = [host.send(**WAITING) for host in hosts for _ in range(3)]
+    until(lambda: all(host.runs() for host in hosts), "a run on each")
+    site.server.pause()
+    begun = time.monotonic()
+    until(lambda: time.monotonic() > begun + 1.4 * ttl, "the outage")
+    site.server.resume()
+    for host in hosts:
+        host.gate.touch()
+    until(hosts[0].finished(*running), "the ends")
+    assert all("workers are killed" not in pool.log for pool in pools)
+    assert [pool.stop() for pool in pools] == [0, 0]
+    check_each_once(hosts, running)
 
 
 def test_a_pool_that_died_on_this_host_is_followed_by_its_neighbour_which_charges_what_ran(
@@ -154,9 +207,9 @@ def test_a_pool_that_died_on_this_host_is_followed_by_its_neighbour_which_charge
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
-def test_throughput_grows_with_the_hosts(make_hosts: Make) -> None:
+def test_throughput_grows_with_the_hosts(site: Site) -> None:
     """Handlers that wait for 50 ms, four at a time on each host."""
-    hosts = make_hosts(3, workers=4)
+    hosts = site.hosts(3, workers=4)
     rates = []
     for count in (1, 2, 3):
         pools = started(hosts[:count])
@@ -174,8 +227,8 @@ def test_throughput_grows_with_the_hosts(make_hosts: Make) -> None:
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rounds", [30])
-def test_a_stream_survives_whatever_happens_to_its_hosts(make_hosts: Make, dice: Random, rounds: int) -> None:
-    hosts = make_hosts(3, workers=2)
+def test_a_stream_survives_whatever_happens_to_its_hosts(site: Site, dice: Random, rounds: int) -> None:
+    hosts = site.hosts(3, workers=2)
     pools = dict(zip(hosts, started(hosts), strict=True))
     sent: list[str] = []
     delays: list[float] = []
