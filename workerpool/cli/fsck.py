@@ -1,6 +1,7 @@
-"""`workerpool fsck`: what is not as it should be in a store that is a folder, and setting right what may be.
+"""`workerpool fsck`: what is not as it should be in a store, and setting right what may be.
 
-The looking and the repairs are `queuekit.backends.maildir.fsck`'s; here they are asked for and said.
+The looking and the repairs are `queuekit.backends.maildir.fsck`'s and `queuekit.backends.sql.fsck`'s; here they are
+asked for and said.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
@@ -19,9 +20,10 @@ from queuekit.backends.maildir.fsck import Finding, Repaired, Severity, examine,
 from queuekit.backends.maildir.fsck.foundation import ALL_FOLDERS
 from queuekit.backends.maildir.fsck.look import Progress
 from workerpool.cli import words
-from workerpool.cli.main import FAILED, USAGE, Refusal
+from workerpool.cli.main import FAILED
 from workerpool.cli.options import Source, json_option, print_json, with_source
-from workerpool.locations import store_folder
+from workerpool.config import PoolConfig
+from workerpool.locations import store_folder, store_path
 
 _WIDTH = 100
 _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -34,31 +36,65 @@ _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 @json_option
 @click.pass_context
 def fsck_command(ctx: click.Context, source: Source, repairing: bool, deep: bool, as_json: bool) -> None:
-    """Check the store's folder: every job in one place, every end with its record, nothing that blocks or endangers.
+    """Check the store: every job in one place, every end with its record, nothing that blocks or endangers.
 
     It may be run beside a pool. Without --repair nothing is changed. A repair deletes no job: what cannot be read is
-    put aside in done/, and a copy goes only when the one that stays holds the same.
+    put aside, and a copy goes only when the one that stays holds the same.
 
     \b
     Exit codes: 0 nothing but notes, 1 errors or warnings are left, 3 the store cannot be read
     """
     config = source.load_store()
-    root = store_folder(config)
-    if root is None:
-        raise Refusal("fsck is for stores that are folders; a database keeps its own order", USAGE)
-    _check_readable(root)
-    limit, ttl = config.store.max_job_bytes, config.lease.ttl
+    store = _store(config)
     repaired: list[Repaired] = []
     with _progress() as progress:
-        found = examine(root, max_job_bytes=limit, ttl=ttl, deep=deep, progress=progress)
+        found = store.examine(deep, progress)
         if repairing and any(each.repairable for each in found):
-            repaired = repair(root, found, max_job_bytes=limit, ttl=ttl, progress=progress)
-            found = examine(root, max_job_bytes=limit, ttl=ttl, deep=deep, progress=progress)
+            repaired = store.repair(found, progress)
+            found = store.examine(deep, progress)
     if as_json:
-        print_json(_report(root, found, repaired))
+        print_json(_report(store.name, found, repaired))
     else:
-        _say(root, found, repaired, offer=not repairing)
+        _say(store.name, found, repaired, offer=not repairing)
     ctx.exit(FAILED if _is_left(found) else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Store:
+    """What is checked. `name`: as it is told; `examine(deep, progress)`, `repair(findings, progress)`."""
+
+    name: str
+    examine: Callable[[bool, Progress], list[Finding]]
+    repair: Callable[[Sequence[Finding], Progress], list[Repaired]]
+
+
+def _store(config: PoolConfig) -> _Store:
+    """The store of a configuration. Raises `BackendUnavailable` when it cannot be looked at."""
+    root = store_folder(config)
+    return _database(config) if root is None else _folder(config, root)
+
+
+def _folder(config: PoolConfig, root: str) -> _Store:
+    _check_readable(root)
+    limit, ttl = config.store.max_job_bytes, config.lease.ttl
+    return _Store(
+        root,
+        lambda deep, progress: examine(root, max_job_bytes=limit, ttl=ttl, deep=deep, progress=progress),
+        lambda found, progress: repair(root, found, max_job_bytes=limit, ttl=ttl, progress=progress),
+    )
+
+
+def _database(config: PoolConfig) -> _Store:
+    try:
+        from queuekit.backends.sql import fsck  # SQLAlchemy is an extra
+    except ModuleNotFoundError as error:
+        raise BackendUnavailable(f"{error.name} is not installed: pip install 'workerpool[sql]'") from error
+    url, ttl = config.store.url, config.lease.ttl
+    return _Store(
+        store_path(config) or words.masked(url),
+        lambda deep, progress: fsck.examine(url, ttl=ttl, deep=deep, progress=progress),
+        lambda found, progress: fsck.repair(url, found, progress=progress),
+    )
 
 
 def _check_readable(root: str) -> None:

@@ -47,7 +47,7 @@ COMMANDS = {  # name: (module below workerpool.cli, what it does)
     "cancel": ("act", "End jobs that have not started, without running them."),
     "replay": ("replay", "Run the handler on a stored job here, settling nothing."),
     "prune": ("prune", "Remove the records of jobs that ended long ago."),
-    "fsck": ("fsck", "Check the store's folder, and set right what may be."),
+    "fsck": ("fsck", "Check the store, and set right what may be."),
     "migrate": ("migrate", "Move every job to another store."),
     "doctor": ("doctor", "Look at the store and the machine: what is wrong, what to type."),
     "bench": ("bench", "Measure this store, on a fresh one beside it."),

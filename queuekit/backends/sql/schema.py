@@ -160,6 +160,16 @@ _OUR_INDICES = (
 )
 
 
+INDICES = {str(index.name): index for index in (*_SHARED_INDICES, *_OUR_INDICES)}
+"""Every index that the table of jobs has, by name."""
+
+
+def make_index(connection: sa.Connection, name: str) -> None:
+    """Make one of `INDICES` anew."""
+    connection.execute(sa.schema.DropIndex(INDICES[name], if_exists=True))
+    connection.execute(sa.schema.CreateIndex(INDICES[name]))
+
+
 def _pinned_table(connection: sa.Connection) -> None:
     """Version 1: what every port has. It may be there already, made by one of them."""
     sa.Table(jobs.name, sa.MetaData(), *_pinned_columns()).create(connection, checkfirst=True)

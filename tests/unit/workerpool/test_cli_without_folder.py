@@ -163,12 +163,6 @@ def test_looking_leaves_nothing_beside_the_configuration(place: Place) -> None:
     assert [each.name for each in place.folder.iterdir()] == ["config.toml"]
 
 
-def test_fsck_is_for_folders(place: Place) -> None:
-    result = place.run("fsck")
-    assert result.exit_code == 2
-    assert result.stderr == "workerpool: fsck is for stores that are folders; a database keeps its own order\n"
-
-
 def test_a_database_file_that_is_not_there_is_not_made_by_looking(place: Place) -> None:
     result = place.run("jobs", "--store", f"sqlite:{place.folder}/absent.db")
     assert result.exit_code == 3
