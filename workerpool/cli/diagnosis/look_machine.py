@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Iterator
 
 import psutil
 
@@ -16,7 +17,7 @@ from workerpool.assemble import descriptors_needed
 from workerpool.cli.diagnosis.machine import Config, Disk, Machine
 from workerpool.config import PoolConfig
 from workerpool.process import descriptor_limit
-from workerpool.trust import why_unsafe, why_unusable
+from workerpool.trust import why_unimportable, why_unsafe, why_unusable
 
 _PACKAGES = (
     "workerpool",
@@ -94,19 +95,21 @@ def _number(path: str) -> int | None:
 
 def look_at_config(config: PoolConfig, problems: tuple[str, ...]) -> Config:
     """`problems`: what was wrong with the file when it was read."""
-    unsafe = [(path, reason) for path in _read_paths(config) if (reason := _why_unsafe(path))]
+    unsafe = [(path, reason) for path, reason in _judged(config) if reason]
     return Config(path=config.path, streams=len(config.streams), problems=problems, unsafe=tuple(unsafe))
 
 
-def _read_paths(config: PoolConfig) -> list[str]:
-    return [] if config.path is None else [config.path, *dict.fromkeys([config.base, *config.handlers.path])]
-
-
-def _why_unsafe(path: str) -> str | None:
+def _judged(config: PoolConfig) -> Iterator[tuple[str, str | None]]:
+    """What a pool reads code from, each with why it should not."""
+    if config.path is None:
+        return
     try:
-        return why_unusable(path) if os.path.isdir(path) else why_unsafe(os.stat(path))
+        yield config.path, why_unsafe(os.stat(config.path))
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        yield config.path, f"cannot be looked at: {error.strerror}"
+    yield config.base, why_unusable(config.base)
+    for folder in config.handlers.path:
+        yield folder, why_unimportable(folder)
 
 
 def look_at_disk(folder: str) -> Disk:
