@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 from databases import DatabaseEstate
 from pool import Estate, Pool, until
@@ -137,26 +144,123 @@ def test_a_stopped_pool_gives_back_what_it_had_not_started(make_estate: Callable
     assert estate.check([running, *rest]) == {"done": 1, "new": 5}
 
 
-def test_while_somebody_holds_the_write_lock_nothing_is_lost_or_burnt(tmp_path: Path) -> None:
-    """C22, in short: an outside process holds the lock of an SQLite store; no attempt is burnt, nothing runs twice."""
-    with DatabaseEstate(tmp_path, f"sqlite:{tmp_path}/jobs.db", {"encode": {"workers": 2}}) as estate:
-        sent = estate.send_many(30, do="sleep", seconds=0.02)
-        pool = estate.start("--burst")
-        until(estate.runs, "the first run")
-        for _ in range(3):
-            _hold_write_lock(tmp_path / "jobs.db", 1.5)
-        assert pool.wait(60) == 0
+@pytest.mark.parametrize(
+    ("holds", "held", "free", "jobs"),
+    [
+        (3, 1.5, 0.5, 60),
+        pytest.param(12, 10.0, 5.0, 600, marks=[pytest.mark.torture, pytest.mark.timeout(900)]),
+    ],
+)
+def test_while_somebody_holds_the_write_lock_nothing_is_lost_or_burnt(
+    tmp_path: Path, holds: int, held: float, free: float, jobs: int
+) -> None:
+    """C22: an outside process holds the lock of an SQLite store again and again: nobody crashes, no attempt is burnt,
+    nothing runs twice, leases are kept, the journal stays small, and work goes on at once after each release."""
+    streams = {name: {"workers": 2} for name in FOUR}
+    with DatabaseEstate(tmp_path, f"sqlite:{tmp_path}/jobs.db", streams) as estate:
+        sent: list[str] = []
+        pool = estate.start()
+        until(pool.is_working(*FOUR), "the pool")
+        before = {name: pool.stream_pid(name) for name in FOUR}
+        for _ in range(holds):
+            sent += estate.send_many(jobs, FOUR, do="sleep", seconds=0.02)
+            _hold_write_lock(tmp_path / "jobs.db", held)
+            released = time.monotonic()
+            until(lambda since=released: _ran_since(estate, since), "work after the release", patience=2)
+            assert all((row := pool.row(name)) is not None and row.lease == "held" for name in FOUR)
+            journal = tmp_path / "jobs.db-wal"
+            assert not journal.exists() or journal.stat().st_size < 50e6
+            threading.Event().wait(free)
+        until(estate.finished(*sent), "the ends", patience=60)
+        assert {name: pool.stream_pid(name) for name in FOUR} == before
+        assert pool.stop() == 0
+        assert "Traceback" not in pool.log
         assert {job: len(runs) for job, runs in estate.runs().items()} == dict.fromkeys(sent, 1)
         assert {Delivery.of(job).attempt for job in estate.queue.completed()} == {0}
         estate.check_settled(sent)
 
 
+def _ran_since(estate: Estate, since: float) -> bool:
+    return any(float(at) > since for _, at, *_ in estate.notes("start"))
+
+
 def _hold_write_lock(path: Path, seconds: float) -> None:
-    holder = sqlite3.connect(path, timeout=10, isolation_level=None)
+    holder = sqlite3.connect(path, timeout=30, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     threading.Event().wait(seconds)
     holder.rollback()
     holder.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "max_jobs"),
+    [(800, 20), pytest.param(10_000, 25, marks=[pytest.mark.torture, pytest.mark.timeout(900)])],
+)
+def test_a_pool_that_is_forked_beside_busy_producers_uses_nothing_of_theirs(
+    tmp_path: Path, count: int, max_jobs: int
+) -> None:
+    """C31: threads use the queue before, at and after the fork of the pool; its children come and go meanwhile."""
+    streams = {name: {"workers": 1, "handler": "acting:act_fast", "max_jobs": max_jobs} for name in FOUR}
+    with DatabaseEstate(tmp_path, f"sqlite:{tmp_path}/jobs.db", streams) as estate:
+        program = [sys.executable, str(Path(__file__).with_name("producing_parent.py"))]
+        with (tmp_path / "parent.log").open("wb") as log:
+            parent = subprocess.Popen(
+                [*program, str(estate.config), estate.url, str(count)],
+                env=estate.environment(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert parent.stdout is not None
+        master = int(parent.stdout.readline())
+        looks = 0
+        while not select.select([parent.stdout], [], [], 0.05)[0]:
+            looks += _look_for_inherited(master)
+        sent = parent.stdout.readline().split()
+        assert len(sent) == count
+        until(lambda: _ends(estate) == count, "the ends", patience=300)
+        _look_for_inherited(master)
+        assert looks > 0
+        parent.terminate()
+        assert parent.wait(30) == 0
+        parent.stdout.close()
+        runs = estate.runs()
+        assert {job: len(each) for job, each in runs.items()} == dict.fromkeys(sent, 1)
+        workers = {run.pid for each in runs.values() for run in each}
+        assert len(workers) >= count // max_jobs
+        estate.check_settled(sent)
+        connection = sqlite3.connect(tmp_path / "jobs.db")
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.close()
+
+
+def _ends(estate: Estate) -> int:
+    tally = estate.queue.tally()
+    return len(estate.notes("end")) if tally.outstanding == 0 else 0
+
+
+def _look_for_inherited(master: int) -> int:
+    """Fail when a process that has no queue of its own has the database open; returns how many could be looked at.
+
+    The master has none. So a stream process, its child, has opened what it has by itself; and a worker has none.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        pool = psutil.Process(master)
+        streams = pool.children()
+        workers = [worker for stream in streams for worker in stream.children()]
+        if streams:  # before, the pool tries whether the store can be used, and closes it again
+            return sum(_has_nothing_of_it(process) for process in (pool, *workers))
+    return 0
+
+
+def _has_nothing_of_it(process: psutil.Process) -> bool:
+    folder = f"/proc/{process.pid}/fd"
+    try:
+        files = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+    except OSError:
+        return False  # it ended, or closes one of its files just now
+    assert not [file for file in files if "jobs.db" in file], f"{process} has {files}"
+    return True
 
 
 def test_a_server_that_restarts_interrupts_nobody_for_long(own_postgres: Callable[..., Any], tmp_path: Path) -> None:
