@@ -480,7 +480,10 @@ def _owner(connection: sa.Connection, stream: str) -> str | None:
 
 
 def _check_owner(connection: sa.Connection, stream: str, owner: str, keep: bool) -> None:
-    wanted = sa.select(leases.c.owner).where(leases.c.stream_id == stream)
-    found = connection.scalar(wanted.with_for_update(read=True) if keep else wanted)
+    found = connection.scalar(_OWNER_KEPT if keep else _OWNER, {"stream": stream})
     if found != owner:
         raise LeaseLost(stream, found)
+
+
+_OWNER = sa.select(leases.c.owner).where(leases.c.stream_id == sa.bindparam("stream"))  # asked with each act: made once
+_OWNER_KEPT = _OWNER.with_for_update(read=True)
