@@ -240,7 +240,7 @@ def test_a_stream_survives_whatever_happens_to_its_hosts(site: Site, dice: Rando
         begun = time.monotonic()
         if what == "lose power":
             host.lose_power(pools[host])
-            left = in_flight_of(host, pools[host], hosts)
+            left = in_flight_of(host, hosts)
             until(lambda left=left: all(runs_of(hosts, job) > 1 or hosts[0].status_of(job) for job in left), "a rescue")
             delays.append(time.monotonic() - begun)
             pools[host] = host.start()
@@ -259,6 +259,6 @@ def test_a_stream_survives_whatever_happens_to_its_hosts(site: Site, dice: Rando
     assert attempts == {0}
 
 
-def in_flight_of(host: Host, pool: Pool, hosts: list[Host]) -> list[str]:
-    """What a dead host was running: started there, not ended, and by nobody else."""
+def in_flight_of(host: Host, hosts: list[Host]) -> list[str]:
+    """What a dead host was running: started there last, and not ended."""
     return [job for job, runs in all_runs(hosts).items() if runs[-1][0] is host and runs[-1][1].end is None]
