@@ -8,11 +8,12 @@ with `job ID:` before the message where the record has a `job_id`, as those of `
 names the stream). JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras,
 and `exception`. A record is written by one `os.write` to a descriptor in append mode, without a buffer that a fork
 could double or a lock that it could leave locked. What was logged cannot forge a line: control characters are escaped,
-and the lines of a traceback are indented.
+and the lines of a traceback are indented. Of a text over 16,000 characters the middle is left out, and said.
 
 The file is opened with mode 0600, never through a link, and opened anew whenever its path leads to another file (a log
-rotation needs no signal) or the descriptor is not the file any more (it is parked in a forked child). When it cannot be
-written, lines go to standard error. Logging never raises into whoever logs.
+rotation needs no signal) or the descriptor is not the file any more (it is parked in a forked child). It must be this
+user's or root's, with no second name: in /tmp another user may have put it there. When it cannot be written, lines go
+to standard error. Logging never raises into whoever logs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from workerpool.config import LogConfig, LogFormat
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _RETRY_SECONDS = 1.0
 _STDERR = 2
+_LONGEST_TEXT = 16_000  # characters of one text of a record
+_LONGEST_RECORD = 8 * _LONGEST_TEXT
+_OWN_KEYS = 8  # those that every JSON line begins with, and the exception's
 
 
 def configure(config: LogConfig, process_name: str) -> None:
@@ -78,6 +82,14 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def shortened(text: str, limit: int = _LONGEST_TEXT) -> str:
+    """At most about `limit` characters of a text: its beginning and its end, and how much is left out between them."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} …{len(text) - 2 * half} characters left out… {text[-half:]}"
 
 
 class LineHandler(logging.Handler):
@@ -164,10 +176,10 @@ class _File:
         try:
             self._fd = os.open(self._path, _OPEN, 0o600)
             self._facts = os.fstat(self._fd)
-            if stat.S_ISREG(self._facts.st_mode):
+            reason = why_unfit(self._facts)
+            if not reason:
                 self._not_before = 0.0
                 return True
-            reason = "not a regular file"
         except OSError as error:
             reason = error.strerror or str(error)
         if not self._not_before:
@@ -175,6 +187,15 @@ class _File:
         self.close()
         self._not_before = now + _RETRY_SECONDS
         return False
+
+
+def why_unfit(facts: os.stat_result) -> str:
+    """Why nothing is to be written to an open file; "" when it may be."""
+    if not stat.S_ISREG(facts.st_mode):
+        return "not a regular file"
+    if facts.st_uid not in {os.geteuid(), 0}:
+        return f"it belongs to uid {facts.st_uid}"
+    return "it has a second name, and may be another file" if facts.st_nlink > 1 else ""
 
 
 def _write(fd: int, data: bytes) -> bool:
@@ -211,13 +232,12 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         job = record.__dict__.get("job_id")
-        about = f"job {one_line(str(job))}: " if job else ""
-        lines = [f"{clock} {record.levelname.lower()} {self._process} {about}{one_line(record.getMessage())}"]
-        if record.exc_info:
-            lines += [f"    {one_line(line)}" for line in self.formatException(record.exc_info).split("\n")]
-        if record.stack_info:
-            lines += [f"    {one_line(line)}" for line in record.stack_info.split("\n")]
-        return "\n".join(lines)
+        about = f"job {one_line(shortened(str(job), 500))}: " if job else ""
+        message = one_line(shortened(record.getMessage()))
+        lines = [f"{clock} {record.levelname.lower()} {self._process} {about}{message}"]
+        told = [self.formatException(record.exc_info)] if record.exc_info else []
+        told += [record.stack_info] if record.stack_info else []
+        return "\n".join(lines + [f"    {one_line(line)}" for text in told for line in shortened(text).split("\n")])
 
 
 def _json_formatter(process_name: str) -> logging.Formatter:
@@ -248,9 +268,29 @@ def _json_formatter(process_name: str) -> logging.Formatter:
 
 
 def _serialize(values: dict[str, Any], **options: Any) -> str:
-    """JSON that every reader takes: extras that JSON does not have (NaN, any object, odd keys) as text."""
+    """JSON that every reader takes: extras that JSON does not have (NaN, any object, odd keys) as text.
+
+    So are extras that are too large, and what is too much even then is left out.
+    """
+    short = {key: shortened(value) if isinstance(value, str) else value for key, value in values.items()}
     try:
-        return json.dumps(values, allow_nan=False, **options)
+        line = json.dumps(short, allow_nan=False, **options)
     except (ValueError, TypeError, RecursionError):
-        plain = {str(key): value if isinstance(value, str | int) else repr(value) for key, value in values.items()}
-        return json.dumps(plain)
+        line = ""
+    if not 0 < len(line) <= _LONGEST_RECORD:
+        line = json.dumps({shortened(str(key), 200): _plain(value) for key, value in short.items()})
+    if len(line) > 2 * _LONGEST_RECORD:
+        line = json.dumps({str(key): _plain(value) for key, value in list(short.items())[:_OWN_KEYS]})
+    return line.replace("\x7f", "\\u007f")
+
+
+def _plain(value: object) -> str | int:
+    """As it is, or as text."""
+    return value if isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**63) else _text(value)
+
+
+def _text(value: object) -> str:
+    try:
+        return shortened(repr(value))
+    except Exception as error:  # noqa: BLE001  what cannot say what it is must not hurt who logs it
+        return f"a {type(value).__name__} that cannot be shown: {type(error).__name__}"

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from workerpool.config_source import line_of, readable_tables
 from workerpool.errors import ConfigError, Problem
 from workerpool.handlers import HandlerError, load_callable, load_handler
 from workerpool.locations import board_directory, store_folder, store_path
+from workerpool.logs import why_unfit
 from workerpool.process import Child, kill_group, spawn, wait_readable
 from workerpool.units import format_duration, format_size
 
@@ -171,8 +171,8 @@ def _bad_log(config: PoolConfig) -> Iterator[Finding]:
         return
     if os.path.lexists(path):
         reason = None if os.access(path, os.W_OK) else f"{path} cannot be written"
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            reason = f"{path} is no regular file"
+        if unfit := why_unfit(os.lstat(path)):
+            reason = f"{path} cannot be used: {unfit}"
     elif not os.path.lexists(os.path.dirname(path)):
         reason = f"there is no folder {os.path.dirname(path)}"
     else:

@@ -240,7 +240,7 @@ def test_a_file_where_a_folder_should_be_is_called_that(folder: Path, command: s
     ("file", "reason"),
     [
         ("absent/pool.log", "there is no folder"),
-        ("sub", "{folder}/sub is no regular file"),
+        ("sub", "{folder}/sub cannot be used: not a regular file"),
         ("/proc/nope", "cannot make /proc/nope"),
     ],
 )

@@ -226,3 +226,76 @@ def test_auto_is_settled_where_standard_error_is_and_the_rest_stays(monkeypatch:
         assert logs.settled(auto) == LogConfig(format=form, level=LogLevel.DEBUG, file="")
         chosen = LogConfig(format=LogFormat.TEXT, level=LogLevel.INFO, file="/x")
         assert logs.settled(chosen) is chosen
+
+
+# -- what is too much, and what is not ours to write to
+
+NASTY = "a\n12:00 error master forged\r\x1b[2J\x07\x00\x7f\x9b31m\u202e\u2028\udcff"
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError(NASTY)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_ten_megabytes_of_nasty_text_become_a_bearable_line(file: Path, form: str) -> None:
+    """In the message, the job's id, an extra and an exception; both ends of each are kept."""
+    configure(file, form)
+    huge = f"begin {NASTY * 200_000} end"
+    try:
+        raise ValueError(huge)
+    except ValueError:
+        LOG.exception("said: %s", huge, extra={"job_id": huge, "more": huge})
+    written = file.read_bytes()
+    assert len(written) < 1_000_000
+    first, *rest = written.decode().removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in (first, *rest))
+    assert "begin a" in first
+    assert "characters left out" in first
+    assert first.count("forged") < 2000
+    if form == "json":
+        assert not rest
+        told = json.loads(first)
+        assert told["message"].endswith(" end")
+        assert told["more"].endswith(" end")
+        assert told["exception"].endswith(" end")
+    else:
+        assert LINE.fullmatch(first)
+        assert all(line.startswith("    ") for line in rest)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_many_and_unspeakable_extras_cost_one_bearable_line(file: Path, form: str) -> None:
+    configure(file, form)
+    LOG.info("many", extra={f"key{number}": [NASTY * 1000] for number in range(300)})
+    LOG.info("none", extra={"it": Unspeakable(), "number": 10**5000, "deep": {"it": Unspeakable()}})
+    lines = file.read_text().splitlines()
+    assert [("many" in line, "none" in line) for line in lines] == [(True, False), (False, True)]
+    assert max(map(len, lines)) < 1_000_000
+
+
+def test_a_file_with_a_second_name_is_not_written_to(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody may have linked it to another file of this user's."""
+    (tmp_path / "victim").write_text("untouched")
+    file.hardlink_to(tmp_path / "victim")
+    configure(file)
+    LOG.info("hello")
+    assert (tmp_path / "victim").read_text() == "untouched"
+    told = capfd.readouterr().err
+    assert f"cannot log to {file}, so here: it has a second name" in told
+    assert "hello" in told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_users_file_is_not_written_to(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file.touch()
+    os.chown(file, 65534, 65534)
+    configure(file)
+    LOG.info("secret")
+    assert not file.read_bytes()
+    told = capfd.readouterr().err
+    assert f"cannot log to {file}, so here: it belongs to uid 65534" in told
+    assert "secret" in told
