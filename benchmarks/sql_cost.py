@@ -138,7 +138,7 @@ def main() -> None:
     options = arguments()
     for scheme in options.only:
         with store_of(scheme, options) as open_store:
-            found = [measure(open_store(size), size, options.rounds) for size in options.sizes]
+            found = measure([Subject(open_store(size), size) for size in options.sizes], options.rounds)
         tell(scheme, options.sizes, found)
 
 
@@ -158,7 +158,7 @@ def store_of(scheme: str, options: argparse.Namespace) -> Iterator[Callable[[int
     """Opens a new queue for a size."""
     if scheme == "sqlite":
         folder = tempfile.mkdtemp(prefix="sql-cost-", dir=options.directory)
-        yield lambda size: PersistenceKitBackend(f"sqlite:{os.path.join(folder, str(size))}.db")
+        yield lambda size: PersistenceKitBackend(f"sqlite:{os.path.join(folder, str(size), 'jobs.db')}")
     elif options.url:
         yield lambda _: PersistenceKitBackend(options.url)
     else:
@@ -195,21 +195,25 @@ def fill(queue: PersistenceKitBackend, count: int) -> None:
     driver.close()
 
 
-def measure(queue: PersistenceKitBackend, size: int, rounds: int) -> dict[str, float]:
-    """The medians of one size."""
-    fill(queue, size)
-    lease = queue.lease(STREAM)
-    if not lease.try_acquire():
-        raise SystemExit("the lease of a new queue is held by somebody")
-    clock, watch, bare = ProcessClock(), Watch(), Bare(queue)
-    gc.disable()
-    for number in range(rounds):
-        job = new_job(clock)
-        watch.time("send", lambda job=job: queue.write(job))
-        job = new_job(clock)
-        watch.time("bare send", lambda job=job: bare.send(job))
+class Subject:
+    """The queue of one size, and what has been measured of it."""
+
+    def __init__(self, queue: PersistenceKitBackend, size: int) -> None:
+        fill(queue, size)
+        self._queue, self._lease = queue, queue.lease(STREAM)
+        if not self._lease.try_acquire():
+            raise SystemExit("the lease of a new queue is held by somebody")
+        self._clock, self._bare = ProcessClock(), Bare(queue)
+        self.watch = Watch()
+
+    def round(self, number: int) -> None:
+        """Everything once; what is seldom done, in every tenth round."""
+        queue, lease, watch, bare = self._queue, self._lease, self.watch, self._bare
+        jobs = [new_job(self._clock) for _ in range(2)]
+        watch.time("send", lambda: queue.write(jobs[0]))
+        watch.time("bare send", lambda: bare.send(jobs[1]))
         for limit in BATCHES:
-            queue.write_batch([new_job(clock, old=True) for _ in range(2 * limit)])  # the backlog stays as it is
+            queue.write_batch([new_job(self._clock, old=True) for _ in range(2 * limit)])  # the backlog stays as it is
             claimed = watch.time(f"claim {limit}", lambda n=limit: queue.drain_available(STREAM, n, lease=lease))
             replies = [Completion(each.job.id, ObservationStatus.DONE) for each in claimed]
             assert len(replies) == limit
@@ -226,11 +230,24 @@ def measure(queue: PersistenceKitBackend, size: int, rounds: int) -> dict[str, f
             watch.time("blocked_counts", lambda: queue.blocked_counts(at_most=10_000))
             watch.time("streams", queue.streams)
         lease.heartbeat()
+
+    def close(self) -> None:
+        """Give up what it has."""
+        self._bare.close()
+        self._lease.release()
+        self._queue.close()
+
+
+def measure(subjects: Sequence[Subject], rounds: int) -> list[dict[str, float]]:
+    """The medians of each, measured in turn."""
+    gc.disable()
+    for number in range(rounds):
+        for subject in subjects:
+            subject.round(number)
     gc.enable()
-    bare.close()
-    lease.release()
-    queue.close()
-    return watch.medians()
+    for subject in subjects:
+        subject.close()
+    return [subject.watch.medians() for subject in subjects]
 
 
 def new_job(clock: ProcessClock, *, old: bool = False) -> Job:
