@@ -73,7 +73,8 @@ class PersistenceKitBackend(QueueBackend):
         else:
             self._folder = leases.alive_folder()
         try:
-            self.database.run(lambda connection: schema.migrate(connection, self.database.name))
+            if self.database.run(schema.version_of, write=False) != schema.VERSION:  # else no writer is waited for
+                self.database.run(lambda connection: schema.migrate(connection, self.database.name))
         except BaseException:
             self.database.close()
             raise

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
 from queuekit.backends.maildir.claims import Claim
 from queuekit.backends.sql import schema
-from queuekit.backends.sql.leases import SqlLease
+from queuekit.backends.sql.leases import SharedLease, SqlLease
 from queuekit.backends.sql.rows import JOB_COLUMNS, NOT_IN_FLIGHT, UNREADABLE, end_values, job_of, merged_dossier
 from queuekit.backends.sql.schema import jobs
 from queuekit.backends.sql.store import PORTION, Store, portions
@@ -69,7 +70,7 @@ class Claimer:
         soonest = None if seen.id is None else (seen.id, seen.stream_id, due_ms)
         self._store.deferrals.learn(stream, soonest, seen.now_ms, time.monotonic())
         due = soonest is not None and due_ms <= seen.now_ms
-        return seen.pending is not None, due or bool(self._store.due_ids(stream))
+        return seen.pending is not None, due or bool(self._store.due_here(stream))
 
     # -- claiming
 
@@ -78,7 +79,7 @@ class Claimer:
     ) -> tuple[list[Claimed], int]:
         """`(claimed, how many were put aside)`. `promote`: what is due becomes pending before."""
         session = SessionID.mint()
-        due_ids = self._store.due_ids(stream) if promote else []
+        due_here = self._store.due_here(stream) if promote else {}
         facts = {**_named(stream), "session": str(session), "tag": _tag(lease)}
         if limit is not None:
             facts["limit"] = limit
@@ -87,29 +88,47 @@ class Claimer:
             if lease is not None and stream is not None:
                 self._store.verify(connection, stream, lease)
             if promote:
-                self._promote(connection, stream, due_ids, limit)
+                self._promote(connection, stream, due_here, limit)
             rows = connection.execute(_claiming(stream is not None, limit is not None), facts).all()
+            if isinstance(lease, SharedLease) and rows:
+                lease.saw_fence(rows[0].fence)
             return self._sort_out(connection, rows)
 
-        readable, put_aside = self._store.database.run(act)
-        self._store.deferrals.forget(due_ids)
+        with self._taking(session):
+            readable, put_aside = self._store.database.run(act)
+            for job in readable:
+                self.book(job, session, lease)
+        self._store.deferrals.forget(due_here)
         for row, why in put_aside:
             _log.warning("put job %r of stream %r aside: %s", row.id, row.stream_id, why)
-        for job in readable:
-            self.book(job, session, lease)
         readable.sort(key=lambda job: job.submitted_at)
         return [Claimed(job=job, session_id=session) for job in readable], len(put_aside)
 
-    def _promote(self, connection: sa.Connection, stream: str | None, due_ids: list[str], limit: int | None) -> None:
+    @contextlib.contextmanager
+    def _taking(self, session: SessionID) -> Iterator[None]:
+        """What is claimed under this session is ours, though another thread may see it before it is booked."""
+        self._store.taking.add(session)
+        try:
+            yield
+        finally:
+            self._store.taking.discard(session)
+
+    def _promote(
+        self, connection: sa.Connection, stream: str | None, due_here: Mapping[str, int], limit: int | None
+    ) -> None:
         """What is due becomes pending; of very many, those that have waited longest."""
         later = sa.select(jobs.c.id).where(*schema.within(schema.LATER, stream))
         key = _due_key(stream)
         due = later.where(key <= schema.once(self._store.database.now_ms)).order_by(key)
         if limit is not None:
             due = due.limit(max(limit, PORTION))
-        known = later.where(jobs.c.id.in_(due_ids[:PORTION]))
-        for wanted in (due, known) if due_ids else (due,):
-            connection.execute(sa.update(jobs).where(_among(wanted)).values(**_PROMOTED))
+        connection.execute(sa.update(jobs).where(_among(due)).values(**_PROMOTED))
+        if due_here:
+            known = later.add_columns(jobs.c.not_before).where(jobs.c.id.in_(list(due_here)[:PORTION]))
+            rows = connection.execute(known.with_for_update(skip_locked=True)).all()
+            same = [row.id for row in rows if not isinstance(row.not_before, int) or row.not_before <= due_here[row.id]]
+            if same:
+                connection.execute(sa.update(jobs).where(jobs.c.id.in_(same)).values(**_PROMOTED))
 
     def _sort_out(self, connection: sa.Connection, rows: Any) -> tuple[list[Job], list[Any]]:
         """`(jobs, rows that hold none, each with the reason)`; the latter are ended as `blocked`, their bytes kept."""
@@ -122,9 +141,8 @@ class Claimer:
                 put_aside.append((row, error.reason))
                 ended = end_values(ObservationStatus.BLOCKED, self._store.clock.send())
                 dossier = merged_dossier(row, {UNREADABLE: error.reason})
-                connection.execute(
-                    sa.update(jobs).where(jobs.c.id == row.id).values(**ended, **NOT_IN_FLIGHT, dossier=dossier)
-                )
+                this = jobs.c.id == schema.as_read(row.id)
+                connection.execute(sa.update(jobs).where(this).values(**ended, **NOT_IN_FLIGHT, dossier=dossier))
         return readable, put_aside
 
     def book(self, job: Job, session: SessionID, lease: Lease | None) -> None:
@@ -158,9 +176,10 @@ class Claimer:
         def act(connection: sa.Connection) -> int:
             self._store.verify(connection, stream, lease)
             abandoned = lease.abandoned(connection) if isinstance(lease, SqlLease) else sa.true()
-            here = sa.select(jobs.c.id).where(jobs.c.stream_id == stream, schema.is_status(schema.CUR), abandoned)
+            in_flight = jobs.c.stream_id == stream, schema.is_status(schema.CUR), abandoned
+            here = sa.select(jobs.c.id, jobs.c.session_id).where(*in_flight)
             locked = here.order_by(jobs.c.id).with_for_update(of=jobs)  # nobody brings one home, to be claimed, now
-            strays = [id for id in connection.scalars(locked) if id not in self._store.claims]
+            strays = [row.id for row in connection.execute(locked) if not self._is_ours(row)]
             home = sa.update(jobs).values(status=schema.NEW, **NOT_IN_FLIGHT)
             return sum(connection.execute(home.where(jobs.c.id.in_(portion))).rowcount for portion in portions(strays))
 
@@ -168,6 +187,10 @@ class Claimer:
         if moved:
             self._store.database.notify({stream})
         return moved
+
+    def _is_ours(self, row: Any) -> bool:
+        """Whether a row in flight was claimed here. `taking` first: a claim is booked before it leaves that."""
+        return row.session_id in self._store.taking or row.id in self._store.claims
 
     def adopt(self, job_id: str, lease: Lease) -> Claimed | None:
         """Take over one job that a dead consumer left in flight; None when it is not there, or somebody works on it."""
@@ -177,7 +200,7 @@ class Claimer:
         def act(connection: sa.Connection) -> Job | None:
             self._store.verify(connection, lease.stream, lease)
             row = self._store.look(connection, [job_id]).get(job_id)
-            if row is None or row.status != schema.CUR or row.stream_id != lease.stream or job_id in self._store.claims:
+            if row is None or row.status != schema.CUR or row.stream_id != lease.stream or self._is_ours(row):
                 return None
             if isinstance(lease, SqlLease) and not lease.may_adopt(connection, row.claimed_by):
                 return None
@@ -189,10 +212,11 @@ class Claimer:
             connection.execute(mine)
             return job
 
-        job = self._store.database.run(act)
-        if job is None:
-            return None
-        self.book(job, session, lease)
+        with self._taking(session):
+            job = self._store.database.run(act)
+            if job is None:
+                return None
+            self.book(job, session, lease)
         return Claimed(job=job, session_id=session)
 
 
@@ -216,12 +240,16 @@ def _looking(now_ms: sa.ColumnElement[int], one: bool) -> sa.Select[Any]:
 
 @functools.cache
 def _claiming(one: bool, limited: bool) -> sa.UpdateBase:
+    """With each row comes the stream's fence, of the same moment as the row."""
     oldest = _oldest(_STREAM if one else None)
+    fence = (
+        sa.select(schema.leases.c.fence).where(schema.leases.c.stream_id == _STREAM) if one else sa.select(sa.null())
+    )
     return (
         sa.update(jobs)
         .where(_among(oldest.limit(sa.bindparam("limit", type_=sa.Integer)) if limited else oldest))
         .values(status=schema.CUR, session_id=sa.bindparam("session"), claimed_by=sa.bindparam("tag"))
-        .returning(*JOB_COLUMNS, jobs.c.dossier)
+        .returning(*JOB_COLUMNS, jobs.c.dossier, fence.scalar_subquery().label("fence"))
     )
 
 

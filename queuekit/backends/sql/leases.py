@@ -101,14 +101,49 @@ class SqlLease(abc.ABC):
         return True
 
 
-class RowLease(SqlLease):
-    """The lease of one stream, as one would-be holder sees it. `folder`: where alive files of this host are."""
+class ServerLease(SqlLease):
+    """What the two in PostgreSQL share: how they look at others. `folder`: where alive files of this host are."""
 
     def __init__(self, database: Database, stream: str, ttl: float, folder: str) -> None:
         super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
         self._folder = folder
         self._alive = AliveFile(_alive_path(folder, self.owner))
-        self._sightings = Sightings(max(_MISSED * ttl, _STANDBY_PAUSE))
+        self._holders = Sightings(max(_MISSED * ttl, _STANDBY_PAUSE))
+        self._sharers = Sightings(max(_MISSED * ttl, _STANDBY_PAUSE))
+
+    def _judge(self, row: Any) -> Verdict:
+        """What the stream's exclusive lease is to this one."""
+        if row.owner is None:
+            return Verdict.FREE
+        stamp = Stamp(row.owner, row.beat, (row.now - row.beat) / 1000)
+        silence = self._holders.silences([stamp])[row.owner]
+        beat = row.beat / 1000
+        return judge(
+            Record(row.owner, beat).encode(),
+            owner=self.owner,
+            now=beat + silence.told,
+            ttl=self.ttl,
+            life=_life(self._folder, row.owner) if row.owner != self.owner else Life.UNKNOWN,
+            unchanged=silence.watched,
+        )
+
+    def _others(self, connection: sa.Connection) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """`(id, beat)` of the others' sessions: of those who live, and of those who died or did not beat for a ttl."""
+        age = (self._database.now_ms - sessions.c.beat).label("age")
+        others = sa.select(sessions.c.id, sessions.c.owner, sessions.c.beat, age).where(
+            sessions.c.stream_id == self.stream, sessions.c.id != self.tag
+        )
+        rows = connection.execute(others).all()
+        silences = self._sharers.silences(Stamp(row.id, row.beat, row.age / 1000) for row in rows)
+        living, over = list[tuple[str, int]](), list[tuple[str, int]]()
+        for row in rows:
+            is_over = silences[row.id].told > self.ttl or _life(self._folder, row.owner) is Life.DEAD
+            (over if is_over else living).append((row.id, row.beat))
+        return living, over
+
+
+class RowLease(ServerLease):
+    """The lease of one stream, as one would-be holder sees it."""
 
     def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Take the lease when it is free, stale or ours; True when it is ours now."""
@@ -130,21 +165,6 @@ class RowLease(SqlLease):
         fence = int(row.fence) + (0 if kept else 1)
         _write(connection, self.stream, owner=self.owner, beat=self._database.now_ms, fence=fence)
         return fence
-
-    def _judge(self, row: Any) -> Verdict:
-        if row.owner is None:
-            return Verdict.FREE
-        stamp = Stamp(row.owner, row.beat, (row.now - row.beat) / 1000)
-        silence = self._sightings.silences([stamp])[row.owner]
-        beat = row.beat / 1000
-        return judge(
-            Record(row.owner, beat).encode(),
-            owner=self.owner,
-            now=beat + silence.told,
-            ttl=self.ttl,
-            life=_life(self._folder, row.owner) if row.owner != self.owner else Life.UNKNOWN,
-            unchanged=silence.watched,
-        )
 
     def heartbeat(self, now: float | None = None) -> None:  # noqa: ARG002
         """Renew it; raises `LeaseLost` when it is another's or free."""
@@ -171,10 +191,9 @@ class RowLease(SqlLease):
         return fresh or self._is_shared(connection)
 
     def _is_shared(self, connection: sa.Connection) -> bool:
-        """Whether somebody shares the stream who has renewed his session, and is not known to be dead."""
-        age = self._database.now_ms - sessions.c.beat
-        fresh = sa.select(sessions.c.owner).where(sessions.c.stream_id == self.stream, age <= self.ttl * 1000)
-        return any(_life(self._folder, owner) is not Life.DEAD for owner in connection.scalars(fresh))
+        """Whether somebody shares the stream who lives."""
+        living, _ = self._others(connection)
+        return bool(living)
 
     def release(self) -> None:
         """Give it up if it is ours, so that a successor starts at once."""
@@ -194,18 +213,23 @@ class FileAndRowLease(SqlLease):
         """Take the lease when it is free, stale or ours; True when it is ours now. `now`: epoch seconds."""
         if not self._file.try_acquire(now):
             return False
-        self._database.run(self._write_row)
+        try:
+            self._database.run(self._write_row)
+        except LeaseLost:
+            return False
         self.fence = self._file.fence
         return True
 
     def _write_row(self, connection: sa.Connection) -> None:
+        """Raises `LeaseLost` when the file is another's by now: whoever takes it after this look writes after us."""
+        self._file.verify()
         row = _locked_row(self._database, connection, self.stream)
         if (row.owner, row.fence) != (self.owner, self._file.fence):
             beat = self._database.now_ms
             _write(connection, self.stream, owner=self.owner, beat=beat, fence=self._file.fence)
 
     def heartbeat(self, now: float | None = None) -> None:
-        """Renew the file; raises `LeaseLost` when it, or the row, is another's or gone."""
+        """Renew the file; raises `LeaseLost` when it is another's or gone. The row is looked at in each act."""
         self._file.heartbeat(now)
 
     def verify(self) -> None:
@@ -230,18 +254,16 @@ class FileAndRowLease(SqlLease):
         self.fence = 0
 
 
-class SharedLease(SqlLease):
-    """One of many consumers of a stream. `folder`: where alive files of this host are.
+class SharedLease(ServerLease):
+    """One of many consumers of a stream.
 
     The stream's fence grows when somebody joins, leaves or is given up. `fence` is what it was when this one joined;
     what it was when it last claimed is greater than all that one who was given up has seen.
     """
 
     def __init__(self, database: Database, stream: str, ttl: float, folder: str) -> None:
-        super().__init__(database, stream, ttl, f"pid-{os.getpid()}-{os.urandom(8).hex()}")
-        self._folder = folder
-        self._alive = AliveFile(_alive_path(folder, self.owner))
-        self._sightings = Sightings(_MISSED * ttl)
+        super().__init__(database, stream, ttl, folder)
+        self._sharers = Sightings(_MISSED * ttl)  # looked at with each heartbeat
         self._last_fence = 0
 
     def run_number(self, claims: int, attempt: int) -> int:  # noqa: ARG002
@@ -257,7 +279,7 @@ class SharedLease(SqlLease):
         row = _locked_row(self._database, connection, self.stream)
         if self.fence and connection.scalar(sa.select(sessions.c.id).where(sessions.c.id == self.tag)):
             return self.fence
-        if self._is_excluded(row):
+        if self._judge(row) is Verdict.FRESH:
             return 0
         _hold(self._alive)
         fence, beat = int(row.fence) + 1, self._database.now_ms
@@ -275,7 +297,7 @@ class SharedLease(SqlLease):
         mine = sa.update(sessions).where(sessions.c.id == self.tag).values(beat=self._database.now_ms)
         if not connection.execute(mine).rowcount:
             raise LeaseLost(self.stream, None)
-        over = self._over(connection)
+        _, over = self._others(connection)
         if not over:
             return 0
         _locked_row(self._database, connection, self.stream)
@@ -288,16 +310,14 @@ class SharedLease(SqlLease):
         return connection.execute(home).rowcount
 
     def check(self, connection: sa.Connection, *, keep: bool = True) -> None:
-        mine = (
-            sa.select(leases.c.fence)
-            .join(sessions, sessions.c.stream_id == leases.c.stream_id)
-            .where(sessions.c.id == self.tag)
-        )
-        kept = mine.with_for_update(read=True, of=sessions) if keep else mine
-        fence = connection.scalar(kept) if self.fence else None
-        if fence is None:
+        mine = sa.select(sessions.c.id).where(sessions.c.id == self.tag)
+        if not self.fence or connection.scalar(mine.with_for_update(read=True) if keep else mine) is None:
             raise LeaseLost(self.stream, None)
-        self._last_fence = int(fence)
+
+    def saw_fence(self, fence: int) -> None:
+        """What the stream's fence was at the moment when jobs were claimed under this lease: `check` was before that,
+        and who had them may have been given up in between."""
+        self._last_fence = fence
 
     def abandoned(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
         """See `SqlLease`. Until the transaction ends nobody joins: who has no session now cannot have claimed since.
@@ -305,7 +325,8 @@ class SharedLease(SqlLease):
         What bears our own tag is among it: a claim whose answer was lost on the way is one that we do not know of.
         """
         _locked_row(self._database, connection, self.stream)
-        self._give_up(connection, self._over(connection))
+        _, over = self._others(connection)
+        self._give_up(connection, over)
         return sa.or_(self._nobodys(), jobs.c.claimed_by == self.tag)
 
     def _give_up(self, connection: sa.Connection, over: list[tuple[str, int]]) -> None:
@@ -327,20 +348,6 @@ class SharedLease(SqlLease):
         living = sa.select(sessions.c.id).where(sessions.c.stream_id == self.stream)
         return sa.or_(jobs.c.claimed_by.is_(None), jobs.c.claimed_by.not_in(living))
 
-    def _over(self, connection: sa.Connection) -> list[tuple[str, int]]:
-        """`(id, beat)` of the others' sessions whose consumers have died or did not renew them for a ttl."""
-        age = (self._database.now_ms - sessions.c.beat).label("age")
-        others = sa.select(sessions.c.id, sessions.c.owner, sessions.c.beat, age).where(
-            sessions.c.stream_id == self.stream, sessions.c.id != self.tag
-        )
-        rows = connection.execute(others).all()
-        silences = self._sightings.silences(Stamp(row.id, row.beat, row.age / 1000) for row in rows)
-        return [
-            (row.id, row.beat)
-            for row in rows
-            if silences[row.id].told > self.ttl or _life(self._folder, row.owner) is Life.DEAD
-        ]
-
     def holder(self) -> str | None:
         """A consumer of this stream on this host that died and left its session: whoever joins next follows it."""
         mine = sa.select(sessions.c.owner).where(sessions.c.stream_id == self.stream, sessions.c.id != self.tag)
@@ -350,11 +357,7 @@ class SharedLease(SqlLease):
     def is_held_by_other(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Whether somebody holds the stream exclusively. Changes nothing."""
         row = self._database.run(lambda connection: _row(self._database, connection, self.stream), write=False)
-        return row is not None and self._is_excluded(row)
-
-    def _is_excluded(self, row: Any) -> bool:
-        held = row.owner is not None and row.now - row.beat <= self.ttl * 1000
-        return held and _life(self._folder, row.owner) is not Life.DEAD
+        return row is not None and self._judge(row) is Verdict.FRESH
 
     def release(self) -> None:
         """Leave. Claims that are still ours are anybody's from now on."""
@@ -389,7 +392,8 @@ def refuse_if_leased(database: Database, stream: str | None, folder: str) -> Non
                 shared.where(sessions.c.stream_id == stream),
             )
         for row in connection.execute(sa.union_all(exclusive, shared)):
-            if row.age <= DEFAULT_TTL * 1000 and _life(folder, row.owner) is not Life.DEAD:
+            life = _life(folder, row.owner)
+            if life is Life.HELD or (life is Life.UNKNOWN and row.age <= DEFAULT_TTL * 1000):
                 return row.stream_id, row.owner
         return None
 

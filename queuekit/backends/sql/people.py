@@ -133,7 +133,7 @@ class People:
             found.sort(key=lambda row: row.ended)
             return sum(
                 connection.execute(sa.delete(jobs).where(jobs.c.id.in_(portion))).rowcount
-                for portion in portions([row.id for row in found[:limit]])
+                for portion in portions([schema.as_read(row.id) for row in found[:limit]])
             )
 
         return self._store.database.run(act)

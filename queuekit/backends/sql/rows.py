@@ -56,6 +56,8 @@ def job_of(row: _Row) -> Job:
     """The job in a row that has `JOB_COLUMNS`. Raises `DecodingFailed` when there is none."""
     if not isinstance(row.extensions, str):
         raise DecodingFailed("its extensions are no text", row.id if isinstance(row.id, str) else None)
+    if isinstance(row.payload, schema.DamagedText):
+        raise DecodingFailed("its payload is a text, and a damaged one", row.id if isinstance(row.id, str) else None)
     job = Job(
         id=JobID(row.id),
         stream_id=StreamID(row.stream_id),

@@ -125,7 +125,18 @@ def leaps(connection: sa.Connection, column: sa.Column[Any], *where: sa.ColumnEl
     found = connection.scalar(least)
     while found is not None:
         yield str(found)
-        found = connection.scalar(least.where(column > found))
+        found = connection.scalar(least.where(column > as_read(found)))
+
+
+class DamagedText(bytes):
+    """What was read from a column of text and is no UTF-8; SQLite keeps such. It never equals a text."""
+
+
+def as_read(value: Any) -> Any:
+    """A value as it was read, for a comparison with its column: the damaged text that it came from, if it is that."""
+    if not isinstance(value, DamagedText):
+        return value
+    return sa.cast(sa.literal(bytes(value), sa.LargeBinary), sa.Text)
 
 
 def insert_if_absent(connection: sa.Connection, table: sa.Table) -> Any:

@@ -6,7 +6,7 @@ id that is taken is refused, and a batch with one is refused whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -76,12 +76,16 @@ class Sender:
         else:
             inserted = connection.execute(statement, rows).rowcount
         if inserted != len(rows):
-            self._check_present(connection, list(named), named)
+            absent = named.keys() - self._check_present(connection, named)
+            if absent:  # what had the id when it was inserted has been removed since
+                self._insert(connection, {job_id: named[job_id] for job_id in absent}, due_ms)
 
-    def _check_present(self, connection: sa.Connection, ids: Sequence[Any], named: dict[Any, Job]) -> None:
-        """Every job of these ids that is there must be the one that was sent."""
-        for portion in portions(ids):
+    def _check_present(self, connection: sa.Connection, named: dict[Any, Job]) -> set[Any]:
+        """The ids that are there. Each must be of the job that was sent."""
+        present = set()
+        for portion in portions(named):
             for row in connection.execute(sa.select(jobs).where(jobs.c.id.in_(portion))):
+                present.add(row.id)
                 if row.status == schema.CHECKPOINT:
                     raise WriteFailed(f"job {row.id}", f"its id is taken by a checkpoint of stream {row.stream_id!r}")
                 try:
@@ -90,6 +94,7 @@ class Sender:
                     same = False
                 if not same:
                     raise WriteFailed(f"job {row.id}", f"its id is taken by another job, of stream {row.stream_id!r}")
+        return present
 
 
 def _place(due_ms: int | None) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from queuekit.backends.sql.database import Database, Failed, Held, Trouble
+from queuekit.backends.sql.schema import DamagedText
 from queuekit.contract import Watcher
 from queuekit.errors import BackendUnavailable
 from queuekit.private import make_folders
@@ -307,6 +308,7 @@ class SqliteDatabase(Database):
             isolation_level=None,
             check_same_thread=False,
         )
+        connection.text_factory = _text
         try:
             self._set_up(connection)
         except BaseException:
@@ -451,6 +453,14 @@ class _Gate:
         with self._changed:
             self._forks -= 1
             self._changed.notify_all()
+
+
+def _text(content: bytes) -> str | DamagedText:
+    """A text as it is read. The driver would raise for a damaged one, and so nobody could get past its row."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return DamagedText(content)
 
 
 def _sync(path: str) -> None:

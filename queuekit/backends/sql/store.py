@@ -32,6 +32,9 @@ class Store:
     clock: ProcessClock
     max_job_bytes: int
     claims: Claims = dataclasses.field(default_factory=Claims)
+    taking: set[str] = dataclasses.field(
+        default_factory=set
+    )  # sessions under way: claimed, perhaps, and not yet booked
     deferrals: Deferrals = dataclasses.field(default_factory=Deferrals)
 
     def verify(self, connection: sa.Connection, stream: str, lease: Lease | None, *, keep: bool = True) -> None:
@@ -55,7 +58,7 @@ class Store:
     def look(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Any]:
         """Whole rows by id, without their payloads; nobody else can change them until this transaction ends."""
         found: dict[str, Any] = {}
-        for portion in portions(ids):
+        for portion in portions(sorted(ids)):  # always in one order, so that two who look wait for each other in turn
             found.update((row.id, row) for row in connection.execute(_LOOK, {"ids": portion}))
         return found
 
@@ -69,8 +72,8 @@ class Store:
             return None, False
         return claim, False
 
-    def due_ids(self, stream: str | None) -> list[str]:
-        """Deferred jobs that are due by this process's own clock, whatever the database's says."""
+    def due_here(self, stream: str | None) -> dict[str, int]:
+        """Deferred jobs that are due by this process's own clock, whatever the database's says; see `Deferrals.due`."""
         return self.deferrals.due(stream, time.monotonic())
 
 

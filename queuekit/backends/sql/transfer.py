@@ -18,7 +18,7 @@ from queuekit.backends.likeness import alike
 from queuekit.backends.sql import schema
 from queuekit.backends.sql.rows import NO_END, NOT_IN_FLIGHT, STATES, STATUSES, end_values, values_of, view_of
 from queuekit.backends.sql.schema import jobs
-from queuekit.backends.sql.store import Store, portions
+from queuekit.backends.sql.store import PORTION, Store, portions
 from queuekit.contract import JobView, Lease, PutAside, Transfer
 from queuekit.errors import BackendUnavailable, WriteFailed
 from queuekit.lifecycle import State
@@ -84,8 +84,7 @@ class SqlTransfer(Transfer):
         return self._into_sight(LEAVING, None)
 
     def purge(self, limit: int) -> int:
-        some = sa.select(jobs.c.id).where(_is(LEAVING)).limit(limit)
-        return self._write(lambda connection: connection.execute(sa.delete(jobs).where(jobs.c.id.in_(some))).rowcount)
+        return self._delete(LEAVING, limit)
 
     # -- the store that is moved to
 
@@ -129,7 +128,10 @@ class SqlTransfer(Transfer):
         return int(self._database.run(lambda connection: connection.scalar(wanted), write=False) or 0)
 
     def discard(self) -> int:
-        return self._write(lambda connection: connection.execute(sa.delete(jobs).where(_is(ARRIVING))).rowcount)
+        discarded = 0
+        while count := self._delete(ARRIVING, PORTION):
+            discarded += count
+        return discarded
 
     def let_in(self, origin: str) -> int:
         return self._into_sight(ARRIVING, origin)
@@ -156,17 +158,17 @@ class SqlTransfer(Transfer):
                 connection.execute(sa.delete(_marks))
                 connection.execute(sa.insert(_marks).values(origin=origin))
             streams = set(connection.scalars(sa.select(jobs.c.stream_id).where(_is(prefix)).distinct()))
-            moved = 0
-            for status in _MOVABLE:
-                coming = sa.update(jobs).where(jobs.c.status == prefix + status)
-                moved += connection.execute(coming.values(status=status)).rowcount
-            return moved, streams
+            return sum(_become(connection, prefix + status, status) for status in _MOVABLE), streams
 
         moved, streams = self._write(act)
         self._store.deferrals.forget_looks()
         if streams:
             self._database.notify(streams)
         return moved
+
+    def _delete(self, prefix: str, limit: int) -> int:
+        some = sa.delete(jobs).where(jobs.c.id.in_(sa.select(jobs.c.id).where(_is(prefix)).limit(limit)))
+        return self._write(lambda connection: connection.execute(some).rowcount)
 
     def _write(self, act: Callable[[sa.Connection], _T]) -> _T:
         return self._database.run(act, failure=lambda reason: WriteFailed("jobs that are moved", reason))
@@ -179,6 +181,18 @@ class SqlTransfer(Transfer):
             rows = connection.execute(wanted.with_for_update() if lock else wanted)
             found.update((row.id, row) for row in rows)
         return found
+
+
+def _become(connection: sa.Connection, before: str, after: str) -> int:
+    """Change a status, in many short statements: a server gives up a long one. Returns of how many rows."""
+    count, last = 0, ""
+    while True:
+        some = sa.select(jobs.c.id).where(*schema.within(before), jobs.c.id > last).order_by(jobs.c.id).limit(PORTION)
+        ids = connection.scalars(some).all()
+        if not ids:
+            return count
+        count += connection.execute(sa.update(jobs).where(jobs.c.id.in_(ids)).values(status=after)).rowcount
+        last = ids[-1]
 
 
 def _is(prefix: str) -> sa.ColumnElement[bool]:
