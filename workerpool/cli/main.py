@@ -51,6 +51,7 @@ COMMANDS = {  # name: (module below workerpool.cli, what it does)
     "migrate": ("migrate", "Move every job to another store."),
     "doctor": ("doctor", "Look at the store and the machine: what is wrong, what to type."),
     "bench": ("bench", "Measure this store, on a fresh one beside it."),
+    "torture": ("torture", "Kill a handler at hundreds of points, and compare what it leaves."),
     "pause": ("pause", "Claim nothing more of a stream, until it is resumed."),
     "resume": ("pause", "Work a paused stream again."),
     "reload": ("steer", "Have this configuration's running pool read it anew."),

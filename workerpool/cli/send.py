@@ -158,7 +158,7 @@ def _extensions(options: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _payload(text: str | None, limit: int) -> bytes:
+def read_payload(text: str | None, limit: int) -> bytes:
     """The bytes that the argument means, one more than `limit` at most."""
     if text is None:
         return b""
@@ -218,7 +218,7 @@ class _Order:
             stream_id=StreamID(self._defaults.stream),
             submitted_at=ProcessClock().send(),
             priority=self._defaults.priority,
-            payload=_payload(payload, limit),
+            payload=read_payload(payload, limit),
             extensions=self._defaults.extensions,
         )
         if len(job.payload) > limit:
