@@ -76,6 +76,8 @@ class Claiming:
                 return
             self._trouble.over(now)
             arrivals.hungry = len(claimed) >= room
+            if desk.journey.waiting:
+                desk.journey.claimed(claimed)
             desk.roster.add(claimed)
 
     def _next_due(self, now: float) -> float | None:

@@ -131,6 +131,18 @@ class Journey:
             if len(self._failed_runs) > _JOBS_KEPT:
                 del self._failed_runs[next(iter(self._failed_runs))]
 
+    def claimed(self, again: Sequence[Claimed]) -> None:
+        """Note that these were claimed just now: a result of an earlier run that is still open is none of theirs.
+
+        Such a job has moved on although the store did not say so: its end was retried, or its retry was due already.
+        """
+        fresh = {(each.job.id, each.job.submitted_at) for each in again}
+        late = [each for each in self._open if (each.claimed.job.id, each.claimed.job.submitted_at) in fresh]
+        for each in late:
+            _log.warning("dropped the result of an earlier run of job %s: it runs again", each.claimed.job.id)
+        self.counts.dropped += len(late)
+        self._take_off(late)
+
     def forget(self) -> None:
         """The lease is lost: every claim is somebody else's, and so is what becomes of it."""
         if self._open:

@@ -74,9 +74,13 @@ class Drainer:
         with self._guard:
             if lease is None and self._claims.has_grown:
                 self._review_claims()
-            promoted, failure = self._deferred.promote_due(stream, lease)
-            self.hint(promoted)
-            claimed, error = self._claim_up_to(limit, stream, lease)
+            try:
+                promoted, failure = self._deferred.promote_due(stream, lease)
+                self.hint(promoted)
+                claimed, error = self._claim_up_to(limit, stream, lease)
+            except LeaseLost as lost:
+                self._claims.drop_stream(lost.stream)
+                raise
         failure = error or failure
         if failure and not claimed:
             raise failure
@@ -147,6 +151,8 @@ class Drainer:
             for name in self._names(stream):
                 try:
                     job = self._claim(name, call)
+                except LeaseLost:
+                    raise
                 except (QueueError, OSError) as error:
                     failed.append((name, _as_queue_error(name, error)))
                     job = None
@@ -154,6 +160,8 @@ class Drainer:
                     claimed.append(Claimed(job=job, session_id=call.session))
                 if len(claimed) >= wanted or len(failed) == _MOST_FAILURES:
                     break
+        except LeaseLost:
+            raise
         except QueueError as error:
             failed.append(("", error))
         for name, _ in failed:
@@ -270,18 +278,18 @@ class Drainer:
         except DecodingFailed as error:
             self._refuse(name, stream, error.reason, call.lease)
         except (QueueError, OSError):
-            self._give_back(name, stream)
+            self._give_back(name, stream, call.lease)
             raise
         return None
 
     def _accept(self, name: str, stream: str, call: _Call, job: Job, facts: os.stat_result) -> Job | None:
         if job.stream_id != stream:
             self._ownership.learn(name, job.stream_id)
-            self._give_back(name, job.stream_id)
+            self._give_back(name, job.stream_id, call.lease)
             if None in self._ahead:
                 self._ahead[None].put_back(name)
             return None
-        if self._has_ended(name, job) and self._drop_own_twin(name, job):
+        if self._has_ended(name, job) and self._drop_own_twin(name, job, call.lease):
             return None
         lease = call.lease
         self._claims.add(
@@ -308,14 +316,15 @@ class Drainer:
         except FileNotFoundError:
             return
         except (QueueError, OSError):
-            self._give_back(name, stream)
+            self._give_back(name, stream, lease)
             raise
-        self._give_back(name, stream)
+        self._give_back(name, stream, lease)
         self._ignore(name, "it is not a regular file")
 
-    def _give_back(self, name: str, stream: str) -> None:
+    def _give_back(self, name: str, stream: str, lease: Lease | None) -> None:
+        """Undo a claim; `LeaseLost` when the file may be the next holder's claim by now. `stream`: the job's own."""
         mount = self._mount
-        with mount.lock(stream):
+        with mount.acting(stream, lease if lease is not None and lease.stream == stream else None):
             try:
                 mount.move_over(mount.cur, name, mount.new, name)
             except FileNotFoundError:
@@ -329,9 +338,9 @@ class Drainer:
         mount = self._mount
         return mount.exists(mount.done, name) and mount.exists(mount.done, layout.signal_filename(job.id))
 
-    def _drop_own_twin(self, name: str, job: Job) -> bool:
+    def _drop_own_twin(self, name: str, job: Job, lease: Lease | None) -> bool:
         mount = self._mount
-        with mount.lock(job.stream_id):
+        with mount.acting(job.stream_id, lease):
             if not self._has_ended(name, job):
                 return False
             mount.ops.unlink(mount.cur, name)

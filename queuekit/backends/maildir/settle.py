@@ -127,6 +127,7 @@ class Settler:
         claim.reply = (reply.completion, reply.data)
         self._place(reply)
         mount.ops.move(mount.cur, claim.name, mount.done, claim.name)
+        claim.moved = True
         if facts.st_nlink > 1 and mount.exists(mount.cur, claim.name):
             mount.ops.unlink(mount.cur, claim.name)  # both names were one file, and a rename leaves such alone
         return True
@@ -137,7 +138,7 @@ class Settler:
         if self._is_repeated(reply):
             self._place(reply)
             return True
-        if lease is not None and claim.job is not None and self._is_nowhere(claim.name):
+        if lease is not None and claim.job is not None and not claim.moved and self._is_nowhere(claim.name):
             self._write_again(claim.job, claim.name)
             return self._finish(reply, lease)
         self._claims.lose(claim)
@@ -162,6 +163,8 @@ class Settler:
 
     def _in_flight_still(self, claim: Claim) -> os.stat_result | None:
         """The facts of its file in cur/ while the claim holds; None when it does not."""
+        if claim.moved:
+            return None
         mount = self._mount
         try:
             facts = mount.ops.stat(mount.cur, claim.name)
@@ -291,7 +294,7 @@ class Settler:
                     if claim.deferral is None or not mount.exists(mount.later, later):
                         self._require_in_flight(claim)
                         mount.move_over(mount.cur, claim.name, mount.later, later)
-                    claim.deferral = (later, data)
+                    claim.deferral, claim.moved = (later, data), True
                     mount.ops.move(mount.tmp, staged, mount.later, later)
             except BaseException:
                 mount.discard([staged])
