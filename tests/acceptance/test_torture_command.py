@@ -17,7 +17,7 @@ from pool import until
 
 COMMAND = os.path.join(sysconfig.get_path("scripts"), "workerpool")
 HANDLERS = '''
-import asyncio, os, shlex, sqlite3, subprocess, sys, tempfile, time
+import asyncio, os, signal, sqlite3, subprocess, sys, tempfile, time
 from queuekit import ArtifactRef
 from workerpool import Outcome, Retry
 
@@ -132,6 +132,18 @@ def nothing(job):
     return None
 
 
+def sleeps(job):
+    with open("log", "a") as file:
+        file.write("once\\n")
+    time.sleep(1.0 if job.payload else 0.2)
+
+
+def has_an_alarm(job):
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 30)
+    sleeps(job)
+
+
 def slow(job):
     open(os.environ["STARTED"], "w").close()
     time.sleep(0.2)
@@ -233,6 +245,23 @@ def test_after_the_handler_has_returned_its_worker_may_still_die(place: Path, po
     (finding,) = report_of(place, "handlers:appends_last", "--point", point, code=1)["findings"]
     assert (finding["fault"], finding["point"]) == ("double", point)
     assert finding["diff"][-1] == "+once"
+
+
+@pytest.mark.parametrize("handler", ["sleeps", "has_an_alarm"])
+def test_a_time_may_be_inside_of_a_call(place: Path, handler: str) -> None:
+    (finding,) = report_of(place, f"handlers:{handler}", "--payload", "long", "--point", "500ms", code=1)["findings"]
+    sleeping = next(number for number, line in enumerate(HANDLERS.splitlines(), start=1) if "time.sleep(1.0" in line)
+    assert (finding["fault"], finding["point"]) == ("double", "500ms")
+    assert finding["place"] == f"handlers.py:{sleeping}#1"
+    assert 500 <= finding["ms"] < 1000
+
+
+def test_the_alarm_of_a_soft_timeout_does_not_take_that_of_a_time(place: Path) -> None:
+    (place / "config.toml").write_text(
+        '[store]\nurl = "dir:spool"\n[streams.work]\nhandler = "handlers:sleeps"\ntimeout = "20s"\n'
+    )
+    (finding,) = report_of(place, "handlers:sleeps", "--point", "100ms", code=1)["findings"]
+    assert finding["ms"] == pytest.approx(100)
 
 
 def test_follow_up_jobs_that_were_sent_are_effects(place: Path) -> None:

@@ -136,7 +136,7 @@ def _work(order: Order, seed: int, home: str, report: Report, progress: _Progres
             reference = campaign.reference(number, order.jobs[number - 1])
             points = _points(order, reference, seed, place)
             report.begin(reference, points)
-            with contextlib.closing(campaign.tries(reference, points)) as tries:
+            with contextlib.closing(campaign.tries(reference, points, fitted=not order.named)) as tries:
                 for tried in tries:
                     report.add(tried)
                     progress.tell(f"job {number}: killed and run again", report)

@@ -41,7 +41,7 @@ from workerpool.process import (
 from workerpool.torture.points import Place, Point, PointKind
 from workerpool.torture.trap import Notes, Trap, TrappedRow
 from workerpool.worker.loop import WorkerSettings, worker_main
-from workerpool.worker.protocol import Failed, Out, Ready, Spent, WorkerInbox, send_job, send_stop
+from workerpool.worker.protocol import Failed, Out, Spent, WorkerInbox, send_job, send_stop
 
 if TYPE_CHECKING:
     from workerpool.process.channel import Frame
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _TURN_SECONDS = 0.05
 _EXIT_SECONDS = 2.0
 _NAP = 0.001
-_SPIN_SECONDS = 0.002  # what is left of a wait that a poll would round up
+_GRACE_SECONDS = 0.01  # after which an alarm that should have killed a worker has not
 
 
 class Cut(enum.Enum):
@@ -143,18 +143,18 @@ class Rig:
             counts = self._counts if count else None
             trap = Trap(point, folders=self._folders, module=module, notes=notes, counts=counts)
         try:
-            with _Worker(self._start(at, trap), self._known) as worker:
+            with _Worker(self._start(at, trap, point), self._known) as worker:
                 worker.give(job, attempt, fence)
                 delivered = worker.watch(notes, point, limit)
             return dataclasses.replace(delivered, counts=self._read_counts()) if count else delivered
         finally:
             notes.close()
 
-    def _start(self, at: Surrounding, trap: Trap | None) -> tuple[Child, Channel]:
+    def _start(self, at: Surrounding, trap: Trap | None, point: Point | None) -> tuple[Child, Channel]:
         ours, theirs = Channel.pair(frame_limit(self._max_job_bytes))
         row = self._board.row(0) if trap is None else TrappedRow(self._board, 0, trap)
         row.recall(0)
-        settings = self._settings()
+        settings = self._settings(point)
 
         def be_worker() -> int:
             at.enter()
@@ -175,14 +175,15 @@ class Rig:
             theirs.close()
         return child, ours
 
-    def _settings(self) -> WorkerSettings:
+    def _settings(self, point: Point | None) -> WorkerSettings:
+        by_time = point is not None and point.kind is PointKind.TIME  # which takes the alarm of the soft timeout
         return WorkerSettings(
             stream=self._stream.name,
             name=f"{self._stream.name}-torture",
             handler=self._stream.handler,
             handler_path=self._folders,
             batch=self._stream.batch_size > 1,
-            soft_timeout=self._stream.soft_timeout,
+            soft_timeout=0.0 if by_time else self._stream.soft_timeout,
             timeout=self._stream.timeout,
             max_job_bytes=self._max_job_bytes,
         )
@@ -208,7 +209,6 @@ class _Worker:
         self._result: Result | None = None
         self._said: tuple[Cut, str] | None = None
         self._spoiled = ""
-        self._ready = False
         self._ended: Exit | None = None
 
     def __enter__(self) -> _Worker:
@@ -229,7 +229,7 @@ class _Worker:
         killed_at, hung = 0.0, False
         while not self._is_over():
             now = time.monotonic()
-            due = notes.started + ms / 1000 if ms is not None and notes.started else None
+            due = notes.started + ms / 1000 + _GRACE_SECONDS if ms is not None and notes.started else None
             if due is not None and now >= due:
                 killed_at = self._kill_alone()
                 break
@@ -243,14 +243,15 @@ class _Worker:
             self._settle(point)
         self.end()
         self._hear()
+        if ms is not None and self._ended is not None and self._ended.signal == signal.SIGALRM:
+            killed_at = notes.started + ms / 1000
         return self._delivered(notes, point, killed_at or notes.fired, hung)
 
     def _wait(self, seconds: float, *, start_is_awaited: bool) -> None:
         if self._channel.wants_write:
             seconds = min(seconds, _NAP)
-        is_about_to_start = start_is_awaited and self._ready  # within microseconds, and nobody wakes us then
-        if is_about_to_start or seconds < _SPIN_SECONDS:
-            seconds = 0.0
+        if start_is_awaited:  # nobody wakes us when the handler is called
+            seconds = min(seconds, _NAP)
         wait_readable(self._channel, min(seconds, _TURN_SECONDS))
 
     def _hear(self) -> None:
@@ -264,8 +265,6 @@ class _Worker:
             match message:
                 case Out(result=result):
                     self._result = result
-                case Ready():
-                    self._ready = True
                 case Failed(error=reason):
                     self._said = (Cut.UNLOADED, reason)
                 case Spent(reason=reason):
@@ -298,9 +297,7 @@ class _Worker:
         kill_process(child.pid, child.start, signal.SIGKILL)
         while is_running(child.pid, child.start):
             time.sleep(_NAP)
-        kill_group(
-            child.pid, child.start, signal.SIGKILL, session=child.session
-        )  # its number is its own until the wait
+        kill_group(child.pid, child.start, signal.SIGKILL, session=child.session)  # before the wait frees its number
         status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         self._ended = Exit(
             pid=child.pid, code=status if status >= 0 else None, signal=-status if status < 0 else None, max_rss=0

@@ -3,7 +3,8 @@
 Only lines of the user's own files count: those below the folders that handlers are imported from, and of the handler's
 own package where that is installed; never of other installed packages, the standard library, or this one. Python's
 trace function is called before a line is executed. It sees every thread that the handler starts, and no process: in one
-that is forked the trap is off. The kill is SIGKILL: no `finally`, no buffer that is flushed.
+that is forked the trap is off. The kill is SIGKILL: no `finally`, no buffer that is flushed. At a time it is an alarm
+of the kernel's, whose default action is the same; if the handler sets an alarm of its own, `rig` kills a little later.
 
 The trap is armed when the worker names the job on its board, just before the handler is called, and disarmed when it
 takes it back, just before the outcome is sent.
@@ -32,6 +33,7 @@ _TIMES = struct.Struct("=dd")
 _LENGTH = struct.Struct("=H")
 _PLACE_AT = _TIMES.size + _LENGTH.size
 _LONGEST_PLACE = 1024
+_SHORTEST_ALARM = 1e-6
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -133,7 +135,7 @@ _FOREIGN = [
 class Trap:
     """Follows one run of a handler in this process, and ends it at `point`.
 
-    `point`: None = nowhere; a TIME is somebody else's affair, who reads `notes`. `counts`: a file that is written at
+    `point`: None = nowhere. `counts`: a file that is written at
     the end of a run that was not killed, with the lines and how often each was executed; None = not wanted.
     """
 
@@ -158,12 +160,17 @@ class Trap:
         self._notes.start()
         threading.settrace(self._on_call)
         sys.settrace(self._on_call)
+        if self._point is not None and self._point.kind is PointKind.TIME:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, max(self._point.ms / 1000, _SHORTEST_ALARM))
 
     def disarm(self) -> None:
         """No more; a point at the end kills here."""
         if not self._armed:
             return
         self._stop()
+        if self._point is not None and self._point.kind is PointKind.TIME:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         if self._point is not None and self._point.kind is PointKind.END:
             self._fire()
         if self._counts_file is not None:
