@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_LONGEST_PAUSE = 1.0  # work goes on soon after a lock is released, or room made
 _QUIET_SECONDS = 5.0
 _LASTING_SECONDS = 1.0
 
