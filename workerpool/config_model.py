@@ -22,6 +22,10 @@ from workerpool.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, par
 BUILT_IN_HOOKS = ("log", "prometheus", "opentelemetry")
 STORE_SCHEMES = ("dir", "sqlite", "postgresql")
 
+_HOST = r"(?:\[[^@/?#\[\]]*\]|[^@/?#:,\[\]]*)(?::[0-9]*)?"
+_POSTGRESQL = re.compile(
+    rf"(?!.*%(?![0-9A-Fa-f]{{2}}))//(?:[^@/?#\[\]]*@)?{_HOST}(?:,{_HOST})*(?:/[^@/?#]*)?(?:\?[^#]*)?"
+)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -74,9 +78,16 @@ def _store_url(text: str) -> str:
     scheme, rest = split_store_url(text)
     if scheme not in STORE_SCHEMES:
         near = did_you_mean(scheme, STORE_SCHEMES)
-        raise ValueError(f"unknown store '{scheme[:40]}:'{near or ': use dir:PATH, sqlite:PATH or postgresql://user@host/database'}")
+        raise ValueError(
+            f"unknown store '{scheme[:40]}:'{near or ': use dir:PATH, sqlite:PATH or postgresql://user@host/database'}"
+        )
     if scheme == "postgresql" and not rest.startswith("//"):
         raise ValueError("a PostgreSQL store is written postgresql://user@host/database")
+    if scheme == "postgresql" and not _POSTGRESQL.fullmatch(rest):
+        raise ValueError(
+            "is no PostgreSQL URL: write postgresql://user@host/database, in which the special characters of a password"
+            " are encoded: %40 for @, %2F for /, %25 for %"
+        )
     if scheme != "postgresql" and re.match(r"//(?!/)", rest):
         raise ValueError(f"write {scheme}:PATH, without a host")
     if not rest.strip("/") and rest != "/":

@@ -14,6 +14,7 @@ import errno
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -172,6 +173,7 @@ def cli() -> None:
 def main() -> None:
     """The entry point of the command; ends the process with the exit code."""
     _open_standard_streams()
+    _hide_passwords(sys.argv)
     try:
         cli(prog_name="workerpool")
     except OSError as error:  # of a help text: commands tell of theirs themselves
@@ -180,6 +182,18 @@ def main() -> None:
         sys.exit(_cannot_write(error))
     finally:
         _write_out()
+
+
+def _hide_passwords(words: Sequence[str]) -> None:
+    """`ps` shows a command line to everybody: from now on without the password of a `--store`."""
+    if not any("://" in word for word in words):
+        return
+    from workerpool.cli.words import masked
+    from workerpool.process.title import show_as
+
+    shown = [masked(word) for word in words]
+    if shown != list(words):
+        show_as(" ".join(shown))
 
 
 def _write_out() -> None:

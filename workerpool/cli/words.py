@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from queuekit.contract import JobView, PutAside
 from queuekit.lifecycle import State
@@ -26,7 +26,7 @@ _STORED = {  # all other words are of jobs that have ended
     "scheduled": State.LATER,
     "retrying": State.LATER,
 }
-_SECRET = re.compile(r"(?<=[?&]password=)[^&]*")
+_PARAMETER = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
 _TENTHS_BELOW = 10.0
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
@@ -117,12 +117,16 @@ def last_line(text: str, limit: int = 200) -> str:
 
 
 def masked(url: str) -> str:
-    """A store's URL without its password."""
-    parts = urlsplit(url)
-    netloc = parts.netloc
-    if "@" in netloc and ":" in netloc.rpartition("@")[0]:
-        user = netloc.partition(":")[0]
-        netloc = f"{user}:***@{netloc.rpartition('@')[2]}"
-    if netloc == parts.netloc and not _SECRET.search(url):
+    """A store's URL without its password. Where that is not written as it should be, too little is shown."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return url
-    return _SECRET.sub("***", urlunsplit(parts._replace(netloc=netloc)))
+    rest = _PARAMETER.sub(_masked_parameter, rest)
+    before, at, after = rest.rpartition("@")
+    user, colon, _ = before.partition(":")
+    return f"{scheme}://{user}:***@{after}" if at and colon else f"{scheme}://{rest}"
+
+
+def _masked_parameter(match: re.Match[str]) -> str:
+    name = unquote(match[1]).lower()
+    return f"{match[1]}=***" if "pass" in name or "secret" in name else match[0]

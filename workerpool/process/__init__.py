@@ -11,7 +11,7 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`, `has_children`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
 | `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`: of this process |
-| `title` | `set_title`: what `ps` shows |
+| `title` | `set_title`, `show_as`: what `ps` shows |
 | `wait` | `wait_readable`, `wait_writable`: for one descriptor |
 | `channel` | `Channel`: framed messages between a stream process and its worker |
 """
@@ -24,7 +24,7 @@ from workerpool.process.parent import become_subreaper, parent_is_alive
 from workerpool.process.reap import Exit, halts, reap
 from workerpool.process.signals import SignalPipe
 from workerpool.process.spawn import Child, spawn
-from workerpool.process.title import set_title
+from workerpool.process.title import set_title, show_as
 from workerpool.process.wait import wait_readable, wait_writable
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "parent_is_alive",
     "reap",
     "set_title",
+    "show_as",
     "spawn",
     "start_identity",
     "wait_readable",

@@ -17,10 +17,15 @@ _KEEP_ENVIRONMENT = "SPT_NOENV"
 
 def set_title(what: str) -> None:
     """Have this process shown as `workerpool: <what>`; cut where there is no room."""
+    show_as(f"workerpool: {what}")
+
+
+def show_as(command_line: str) -> None:
+    """Have this process shown with another command line than it was started with."""
     if sys.platform == "linux":
         before = os.environ.get(_KEEP_ENVIRONMENT)
         os.environ[_KEEP_ENVIRONMENT] = "1"  # read at the first call
-        setproctitle(f"workerpool: {what}")
+        setproctitle(command_line)
         if before is None:
             del os.environ[_KEEP_ENVIRONMENT]
         else:

@@ -75,8 +75,13 @@ class PostgresDatabase(Database):
     def __init__(self, url: str, *, durability: str = "full", patience: float = 10.0) -> None:
         try:
             given = conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
-            raise ValueError("this is no PostgreSQL URL: write postgresql://user@host/database") from error
+        except psycopg.ProgrammingError:  # its text has the URL in it, and so the password
+            given = {}
+        if not _is_unambiguous(given):
+            raise ValueError(
+                "this is no PostgreSQL URL: write postgresql://user@host/database, in which the special characters of a"
+                " password are encoded, as %40 for @"
+            )
         super().__init__(_name(given), durability=durability, patience=patience)
         self._conninfo = make_conninfo("", **{**_connecting(patience), **given})
 
@@ -228,6 +233,13 @@ def _name(given: dict[str, Any]) -> str:
     user = f"{given['user']}@" if given.get("user") else ""
     port = f":{given['port']}" if given.get("port") else ""
     return f"postgresql://{user}{given.get('host') or given.get('hostaddr') or ''}{port}/{given.get('dbname') or ''}"
+
+
+def _is_unambiguous(given: dict[str, Any]) -> bool:
+    """Whether no part of a password with an @ or / in it was taken for the host, which messages name."""
+    places = "".join(str(given.get(each) or "") for each in ("host", "hostaddr", "port", "dbname"))
+    ports = str(given.get("port") or "").replace(",", "")
+    return bool(given) and "@" not in places and (not ports or ports.isdecimal())
 
 
 def _ms(seconds: float) -> str:

@@ -50,6 +50,11 @@ def test_the_line_of_a_traceback_that_says_most_is_its_last() -> None:
         ("postgresql://me:a@b:c@host:5432/db", "postgresql://me:***@host:5432/db"),
         ("postgresql://host/db?user=me&password=secret&x=1", "postgresql://host/db?user=me&password=***&x=1"),
         ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://host/db?sslpassword=secret", "postgresql://host/db?sslpassword=***"),
+        ("postgresql://host:1/db?PASS%77ord=se@cret&x=a@b", "postgresql://host:***@b"),
+        ("postgresql://me:a/s?e#c=r&e[t@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:secret@[::1/db", "postgresql://me:***@[::1/db"),
+        ("--store=postgresql://me:secret@host/db", "--store=postgresql://me:***@host/db"),
         ("dir:/a b/spool", "dir:/a b/spool"),
     ],
 )
