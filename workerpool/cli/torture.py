@@ -46,7 +46,14 @@ _NOT_REPEATED = {"points", "seed", "points_named", "job_number", "as_json", "kee
     "--env", "environ", multiple=True, metavar="NAME=VALUE", help="Set for the handler; {} is the run's folder."
 )
 @click.option("--setup", metavar="CMD", help="A command that is run before each run, in its folder.")
-@click.option("--points", type=click.IntRange(1, 1_000_000), default=300, show_default=True, metavar="N")
+@click.option(
+    "--points",
+    type=click.IntRange(1, 1_000_000),
+    default=300,
+    show_default=True,
+    metavar="N",
+    help="So many are tried.",
+)
 @click.option("--seed", type=click.IntRange(0, _SEEDS - 1), metavar="N", help="Of what is drawn at random.")
 @click.option(
     "--point", "points_named", multiple=True, metavar="POINT", help="This one: handlers.py:31#2, 13.4ms, end, reply."
