@@ -46,7 +46,7 @@ class Reserve:
         """
         if self._is_there():
             return
-        self._check_room()
+        self.check_room()
         fd = os.open(self._path, _FLAGS, 0o600)
         try:
             self._fill(fd)
@@ -77,7 +77,8 @@ class Reserve:
             return False
         return stat.S_ISREG(facts.st_mode) and facts.st_size >= BYTES
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
+        """Raise `OSError` with ENOSPC when there is no room for two of it."""
         facts = os.statvfs(self._directory)
         few_files = facts.f_files and facts.f_favail < _LEAST_FILES  # some filesystems have no such limit, and say 0
         if facts.f_bavail * facts.f_frsize < _LEAST_ROOM or few_files:
@@ -105,7 +106,11 @@ def _write(fd: int) -> None:
 
 
 class FullDisk:
-    """A stream process's part: keeps `Desk.full`. `directory`: as for `Reserve`. For stores that are folders."""
+    """A stream process's part: keeps `Desk.full`. `directory`: as for `Reserve`.
+
+    Only a store that is a folder has a reserve; of another one, the disk that this process writes heartbeats and boards
+    to counts as full until there is as much room on it.
+    """
 
     def __init__(self, desk: Desk, arrivals: Arrivals, directory: str) -> None:
         self._desk = desk
@@ -133,16 +138,15 @@ class FullDisk:
         return given
 
     def check(self) -> None:
-        """Make the reserve (again) when it is missing and there is room; to be called with each heartbeat.
+        """See whether there is room again, and make the reserve; to be called with each heartbeat.
 
         What has ended comes first: room that it does not fit into is not enough. When something else than a full disk
         keeps the reserve from being made, the disk counts as full no more.
         """
-        is_folder = self._desk.pool.store.scheme == "dir"
-        if not is_folder or (self._desk.full and self._desk.journey.waiting):
+        if self._desk.full and self._desk.journey.waiting:
             return
         try:
-            self._reserve.make()
+            self._take_room()
         except OSError as error:
             _log.debug("there is no reserve: %s", error)
             if means_full(error):
@@ -151,6 +155,12 @@ class FullDisk:
             self._desk.full = False
             _log.warning("there is room on the disk again: claiming goes on")
             self._arrivals.look_again()
+
+    def _take_room(self) -> None:
+        if self._desk.pool.store.scheme == "dir":
+            self._reserve.make()
+        elif self._desk.full:
+            self._reserve.check_room()
 
 
 def means_full(error: BaseException) -> bool:

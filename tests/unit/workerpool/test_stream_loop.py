@@ -830,6 +830,10 @@ class FakeReserve:
             raise self.refusal
         type(self).there = True
 
+    def check_room(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
     def give_up(self) -> bool:
         given, type(self).there = self.there, False
         return given
@@ -921,6 +925,32 @@ def test_a_reserve_that_can_never_be_made_keeps_nobody_from_claiming(stage, rese
     it.after(5.0)
     it.after(5.0)
     assert it.in_flight() == ["b"]
+
+
+@pytest.mark.parametrize("url", ["sqlite:./jobs.db", "postgresql://localhost/jobs"])
+def test_a_store_without_a_reserve_goes_on_by_itself_when_there_is_room(stage, reserve, url):
+    it = stage(tables={"store": {"url": url}})
+    it.open()
+    lease = it.stream._desk.lease
+    working = lease.heartbeat
+
+    def heartbeat() -> None:
+        raise FULL
+
+    lease.heartbeat = heartbeat
+    reserve.refusal = OSError(errno.ENOSPC, "No space left on device")
+    it.after(5.0)
+    it.send("a")
+    it.after(30.0)
+    lease.heartbeat = working
+    it.after(5.0)
+    assert it.in_flight() == []  # a heartbeat fits, and hardly more
+    assert it.row.said["trouble"].startswith("the disk is full")
+    reserve.refusal = None
+    it.after(5.0)
+    assert it.in_flight() == ["a"]
+    assert it.row.said["trouble"] == ""
+    assert not reserve.there
 
 
 def test_another_trouble_than_a_full_disk_leaves_the_reserve_alone(stage, reserve):
