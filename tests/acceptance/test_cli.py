@@ -301,6 +301,26 @@ def test_a_job_whose_id_cannot_be_written_is_told_all_the_same(place: Place) -> 
     assert f"{job['id']} accepted" in said[0]
 
 
+@needs_full
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("cancel ID", "ID cancelled"),
+        ("release ID", "ID pending"),
+        ("pause work", "stream work is paused"),
+        ("migrate dir:./spool dir:./other --keep", "1 job moved to dir:"),
+        ("prune --older-than 0", "0 jobs removed"),
+    ],
+)
+def test_a_deed_that_cannot_be_told_on_standard_output_is_told_as_done(place: Place, command: str, told: str) -> None:
+    id = place.run("send", "work", "fine", "--delay", "1h").stdout.strip()
+    code, said = lines_of(place, f"workerpool {command.replace('ID', id)} > /dev/full")
+    line = f"workerpool: {told.replace('ID', id)}"
+    assert code == 1
+    assert said[-1].startswith(line)
+    assert said[-1].endswith("but what is not printed was lost: No space left on device")
+
+
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&-"])
 def test_a_burst_without_standard_output_ends_as_its_jobs_do(place: Place, closed: str) -> None:
     place.run("send", "work", "fine")

@@ -23,6 +23,7 @@ from workerpool.cli.options import Source, complete_streams, standard_input, whe
 from workerpool.cli.pools import read_pools, who_runs
 from workerpool.cli.record import Record
 from workerpool.cli.store import open_queue
+from workerpool.cli.telling import tell_deed
 from workerpool.cli.which import id_of
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory, store_folder
@@ -144,7 +145,7 @@ def _each(config: PoolConfig, queue: QueueKit, typed: Iterable[str], act: Callab
             click.echo(f"{words.printable(id)}: {_why(config, queue, whole, error)}", err=True)
             code = FAILED
         else:
-            click.echo(f"{words.printable(whole)} {outcome}")
+            tell_deed(f"{words.printable(whole)} {outcome}")
     if not count:
         click.echo("no such jobs")
     return code

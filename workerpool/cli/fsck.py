@@ -22,6 +22,7 @@ from queuekit.backends.maildir.fsck.look import Progress
 from workerpool.cli import words
 from workerpool.cli.main import FAILED
 from workerpool.cli.options import Source, json_option, print_json, with_source
+from workerpool.cli.telling import telling_of
 from workerpool.config import PoolConfig
 from workerpool.locations import store_folder, store_path
 
@@ -52,10 +53,12 @@ def fsck_command(ctx: click.Context, source: Source, repairing: bool, deep: bool
         if repairing and any(each.repairable for each in found):
             repaired = store.repair(found, progress)
             found = store.examine(deep, progress)
-    if as_json:
-        print_json(_report(store.name, found, repaired))
-    else:
-        _say(store.name, found, repaired, offer=not repairing)
+    done = sum(each.done for each in repaired)
+    with telling_of(f"{words.printable(store.name)}: {done:,} repaired") if done else contextlib.nullcontext():
+        if as_json:
+            print_json(_report(store.name, found, repaired))
+        else:
+            _say(store.name, found, repaired, offer=not repairing)
     ctx.exit(FAILED if _is_left(found) else 0)
 
 

@@ -26,6 +26,7 @@ from workerpool.cli.interrupt import noting_interrupt
 from workerpool.cli.main import FAILED, INTERRUPTED, USAGE, Refusal
 from workerpool.cli.options import find_source, json_option, print_json, standard_input
 from workerpool.cli.store import open_queue
+from workerpool.cli.telling import telling_of
 from workerpool.config import Durability, PoolConfig
 from workerpool.locations import board_directory
 
@@ -85,7 +86,9 @@ def migrate_command(
         stack.callback(progress.close)
         try:
             if undoing:
-                _say_undone(source, target, undo(source, target, tell=progress.tell), as_json)
+                undone = undo(source, target, tell=progress.tell)
+                with telling_of("the move is undone"):
+                    _say_undone(source, target, undone, as_json)
                 return
             found = move(source, target, keep=keep, agreed=_asking(source, progress, yes), tell=progress.tell)
         except (_Interrupted, KeyboardInterrupt):
@@ -102,10 +105,11 @@ def migrate_command(
     if found is None:
         raise Refusal("nothing was moved: both stores are as they were", FAILED)
     line = _line_to_change(config, one, other)
-    if as_json:
-        print_json(_report(source, target, found, keep, line))
-    else:
-        _say(source, target, found, keep, line)
+    with telling_of(f"{words.number(found.states.total(), 'job')} moved to {_shown(target)}, and compared"):
+        if as_json:
+            print_json(_report(source, target, found, keep, line))
+        else:
+            _say(source, target, found, keep, line)
 
 
 # -- the stores

@@ -14,6 +14,7 @@ from workerpool.cli.main import USAGE, Refusal
 from workerpool.cli.options import Source, complete_streams, with_source_options
 from workerpool.cli.pools import Pool, read_pools
 from workerpool.cli.store import open_queue
+from workerpool.cli.telling import tell_deed
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory, make_board_directory
 from workerpool.process import kill_process
@@ -44,7 +45,7 @@ def pause_command(source: Source, stream: str) -> None:
         click.echo(f"stream {stream} is paused already, since {words.since(pause.since_ms, now_ms())}{by}")
         return
     told = _tell_pools(directory)
-    click.echo(f"stream {stream} is paused: nothing more is claimed; `workerpool resume {stream}` ends it")
+    tell_deed(f"stream {stream} is paused: nothing more is claimed; `workerpool resume {stream}` ends it")
     if not told:
         click.echo("there was no running pool to tell; the next one will see it")
 
@@ -66,7 +67,7 @@ def resume_command(source: Source, stream: str) -> None:
         click.echo(f"stream {stream} is not paused")
         return
     _tell_pools(directory)
-    click.echo(f"stream {stream} goes on; it was paused since {words.since(ended.since_ms, now_ms())}")
+    tell_deed(f"stream {stream} goes on; it was paused since {words.since(ended.since_ms, now_ms())}")
 
 
 def _check_known(source: Source, config: PoolConfig, queue: QueueKit, stream: str) -> None:

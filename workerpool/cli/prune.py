@@ -22,6 +22,7 @@ from workerpool.cli.interrupt import noting_interrupt
 from workerpool.cli.main import INTERRUPTED
 from workerpool.cli.options import Source, with_source
 from workerpool.cli.store import open_queue
+from workerpool.cli.telling import tell_deed
 from workerpool.locations import store_folder
 from workerpool.units import parse_duration
 
@@ -79,7 +80,7 @@ def prune_command(
         if interrupted():
             click.echo(f"interrupted: {words.number(removed, 'job')} removed; run it again to go on", err=True)
             ctx.exit(INTERRUPTED)
-    click.echo(f"{words.number(removed, 'job')} removed")
+    tell_deed(f"{words.number(removed, 'job')} removed")
 
 
 def _statuses(states: Collection[str]) -> set[ObservationStatus]:

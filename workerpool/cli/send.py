@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import itertools
 import os
 import sys
@@ -31,6 +30,7 @@ from workerpool.cli.main import FAILED, INTERRUPTED, USAGE, Refusal
 from workerpool.cli.options import Source, complete_streams, find_source, standard_input
 from workerpool.cli.pools import read_pools
 from workerpool.cli.store import open_queue
+from workerpool.cli.telling import telling_of
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory
 from workerpool.units import parse_duration
@@ -49,7 +49,7 @@ _CHUNK = 2000  # jobs sent between two looks at an interrupt
 @click.option("--at", metavar="TIME", help="Not before then: 2026-12-01T03:00+01:00, with its zone.")
 @click.option("--priority", type=int, default=50, show_default=True, help="Carried along; it orders nothing.")
 @click.option("--ext", "extensions", multiple=True, metavar="K=JSON", help="A value to carry along; repeatable.")
-@click.option("--id", "job_id", metavar="ID", help="The job's id (default: a random one).")
+@click.option("--id", "job_id", metavar="ID", help="The job's id (default: a random one); refused when it is there.")
 @click.option("--wait", is_flag=True, help="Wait for the end and print it; exit code 1 if a job ends blocked.")
 @click.option("--config", metavar="FILE", help="The configuration (default: WORKERPOOL_CONFIG, else ./config.toml).")
 @click.option("--store", metavar="URL", help="The store, instead of the configuration's: dir:FOLDER, or a plain path.")
@@ -74,6 +74,10 @@ def send_command(
 
     PAYLOAD is text, @FILE the content of a file, - standard input; without it the payload is empty. A text that begins
     with @ is sent through -.
+
+    --id names the job, so that it cannot be sent twice: while a job of that id is kept here, waiting or ended, it is
+    refused with exit code 2 and nothing is sent, even if all else is the same. `workerpool show ID` tells what became
+    of that one.
 
     --jsonl sends a file of jobs, one JSON object a line with "payload" (text or JSON) and, as you like, "priority",
     "extensions", "id". The whole file is judged first: with a mistake in it nothing is sent.
@@ -297,14 +301,8 @@ class _Order:
 
 def _tell_ids(ids: list[str], whom: str) -> None:
     """Print ids of accepted jobs. Raises `Refusal` when that cannot be: then nothing may be sent again blindly."""
-    try:
+    with telling_of(f"{whom} accepted"):
         click.echo("\n".join(ids))
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise
-        raise Refusal(f"{whom} accepted, but what is not printed was lost: {error.strerror}", FAILED) from error
 
 
 def _await_one(queue: QueueKit, id: str) -> int:

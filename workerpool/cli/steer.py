@@ -13,6 +13,7 @@ from workerpool.cli.check import bad_imports
 from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
 from workerpool.cli.pools import Pool, is_stopped, read_pools
+from workerpool.cli.telling import tell_deed
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory
 from workerpool.process import kill_process
@@ -34,10 +35,10 @@ def stop_command(source: Source, now: bool) -> None:
     for pool in running_pools(config):
         if now:
             _interrupt_twice(pool, directory)
-            click.echo(f"killing the workers of pool {pool.header.pid}: their jobs will run again")
+            tell_deed(f"killing the workers of pool {pool.header.pid}: their jobs will run again")
         else:
             _signal(pool, signal.SIGTERM)
-            click.echo(f"pool {pool.header.pid} is stopping: what runs may finish")
+            tell_deed(f"pool {pool.header.pid} is stopping: what runs may finish")
 
 
 @click.command("reload")
@@ -62,7 +63,7 @@ def reload_command(source: Source) -> None:
         raise Refusal("\n".join(["not reloaded, the pool goes on as it is:", *problems]), USAGE)
     for pool in pools:
         _signal(pool, signal.SIGHUP)
-        click.echo(f"pool {pool.header.pid} reads its configuration anew")
+        tell_deed(f"pool {pool.header.pid} reads its configuration anew")
 
 
 def running_pools(config: PoolConfig) -> list[Pool]:
