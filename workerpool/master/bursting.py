@@ -1,6 +1,7 @@
 """Ending a burst: when every stream has said, and said again, that nothing of it is outstanding.
 
-Paused streams are not waited for, nor those whose handler cannot be imported; what was not worked is said at the end.
+Paused streams are not waited for, nor those whose handler cannot be imported, nor those whose processes die again and
+again; what was not worked is said at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Bursting:
         question = burst.next_question(states)
         if question is not None:
             self._desk.tell({"t": "confirm", "n": question})
-        elif burst.question and burst.is_over(states):
+        if burst.question and burst.is_over(states):
             self._say_what_was_not_worked()
             self._stopping.begin(Ending.GRACEFUL, now)
 
@@ -37,6 +38,10 @@ class Bursting:
         failing = [state.name for state in self._desk.states if state.condition is Condition.FAILING]
         if failing:
             _log.error("not worked, the handler cannot be imported: %s", ", ".join(failing))
+            self._desk.code = EXIT_FAILED
+        hopeless = [state.name for state in self._desk.states if state.is_hopeless]
+        if hopeless:
+            _log.error("not worked, the stream's process dies again and again: %s", ", ".join(hopeless))
             self._desk.code = EXIT_FAILED
         for member in self._desk.members.values():
             if member.left:

@@ -26,7 +26,8 @@ class Member:
     """One stream and its process. `first_row`, `rows`: its place on the board; `left`: what waits, paused.
 
     `starting`: the system's trouble with making the process, none of the stream's own; `asked`: the configuration that
-    it was told to take on and has not said anything of yet.
+    it was told to take on and has not said anything of yet; `dying`: why its process ends, as that has said itself;
+    `lacks_store`: because it cannot open the store.
     """
 
     config: StreamConfig
@@ -35,6 +36,8 @@ class Member:
     rows: int
     starting: Trouble
     asked: StreamConfig | None = None
+    dying: str = ""
+    lacks_store: bool = False
     child: Child | None = None
     channel: Channel | None = None
     done: int = 0

@@ -46,6 +46,8 @@ class Hearing:
             case {"t": "failed", "error": str(error)}:
                 _log.error("stream %s cannot import its handler: %s", member.config.name, error)
                 member.state.failed()
+            case {"t": "dying", "error": str(error), "store": bool(lacks_store)}:
+                member.dying, member.lacks_store = error, lacks_store
             case {"t": "standby", "holder": str(holder)}:
                 self._on_standby(member, holder)
             case {"t": "reloaded", "stream": dict(values)}:

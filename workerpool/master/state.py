@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from workerpool.policy import respawn_delay
 
 LIVED_LONG_SECONDS = 10.0
+FRUITLESS_DEATHS = 8
+"""A stream whose processes have died so often in a row, none of them having settled a job, is not waited for."""
 
 
 class Condition(enum.Enum):
@@ -28,7 +30,8 @@ class StreamState:
     """One stream, as the master sees it.
 
     `start_at`: when its process is to be started next; `starts`: how often it was; `dismissed`: it is not wanted any
-    more; `told_to_end`: so its process was told to end, whatever is wanted by now.
+    more; `told_to_end`: so its process was told to end, whatever is wanted by now; `settled`: jobs that its processes
+    had settled when one last died; `fruitless`: those that died in a row without settling one.
     """
 
     name: str
@@ -36,6 +39,8 @@ class StreamState:
     started: float = 0.0
     start_at: float = 0.0
     failures: int = 0
+    settled: int = 0
+    fruitless: int = 0
     ever_ready: bool = False
     dismissed: bool = False
     told_to_end: bool = False
@@ -58,13 +63,25 @@ class StreamState:
         if self.condition is not Condition.READY:
             self.condition = Condition.FAILING
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether its processes die again and again and get nothing done."""
+        return self.fruitless >= FRUITLESS_DEATHS
+
     def ended(self, now: float) -> None:
         """Its process is gone, as it was told; should it be wanted again, it is started at once."""
         self.condition, self.idle, self.confirmed = Condition.DOWN, None, None
         self.failures, self.start_at = 0, now
 
-    def died(self, now: float) -> None:
-        """Its process is gone, untold."""
+    def died(self, now: float, settled: int = 0, *, for_want_of_store: bool = False) -> None:
+        """Its process is gone, untold.
+
+        `settled`: how many jobs all its processes have settled; `for_want_of_store`: it could not open the store, which
+        may be there again at any time and says nothing of the stream.
+        """
+        if settled != self.settled:
+            self.settled, self.fruitless = settled, 0
+        self.fruitless += not for_want_of_store
         lived_long = self.ever_ready and now - self.started >= LIVED_LONG_SECONDS
         self.failures = 1 if lived_long else self.failures + 1
         self.condition, self.idle, self.confirmed = Condition.DOWN, None, None
@@ -90,7 +107,8 @@ class Burst:
 
     A job that exists when the question is asked is seen by its stream's second look, or has been handled since the
     first, and then the number of handled jobs differs. A process that was started since has not heard the question and
-    counts anew: then it is put again. A stream whose handler cannot be imported is not waited for.
+    counts anew: then it is put again. A stream whose handler cannot be imported is not waited for, nor one whose
+    processes die again and again.
     """
 
     def __init__(self) -> None:
@@ -99,7 +117,7 @@ class Burst:
 
     def said_idle(self, stream: StreamState, handled: int, question: int | None) -> None:
         """A stream's answer; `question`: the number of the last question that it had seen."""
-        stream.idle, stream.confirmed = handled, question
+        stream.idle, stream.confirmed, stream.fruitless = handled, question, 0
 
     def next_question(self, streams: Iterable[StreamState]) -> int | None:
         """The number of a question to put to every stream now, or None: not yet, or it is being answered."""
@@ -121,7 +139,7 @@ class Burst:
 
 
 def _awaited(streams: Iterable[StreamState]) -> list[StreamState]:
-    return [each for each in streams if each.condition is not Condition.FAILING and not each.dismissed]
+    return [each for each in streams if not (each.condition is Condition.FAILING or each.is_hopeless or each.dismissed)]
 
 
 def _handled(awaited: Iterable[StreamState]) -> dict[str, tuple[int, int]]:

@@ -80,6 +80,9 @@ class Stopping:
 
     def exit_code(self) -> int:
         """What the pool exits with."""
-        if self._desk.code == EXIT_OK and self._desk.burst is not None and self._desk.counts[1]:
-            return EXIT_BLOCKED
-        return self._desk.code
+        desk = self._desk
+        if desk.code != EXIT_OK or desk.burst is None:
+            return desk.code
+        if any(state.is_hopeless for state in desk.states):
+            return EXIT_FAILED
+        return EXIT_BLOCKED if desk.counts[1] else EXIT_OK

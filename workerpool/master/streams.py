@@ -101,10 +101,19 @@ class Streams:
             member.state.ended(now)
             _log.info("stream %s has ended", member.config.name)
         else:
-            member.state.died(now)
-            self._desk.place.board.row(member.first_row).say(state=DIED, error=end.how)  # nobody else writes there now
-            wait = max(0.0, member.state.start_at - now)
-            _log.error("stream %s %s; started again in %.1f s", member.config.name, end.how, wait)
+            self._note_death(member, end, now)
+        member.dying, member.lacks_store = "", False
+
+    def _note_death(self, member: Member, end: Exit, now: float) -> None:
+        """It died untold: how, for the board and the log, and when it is started again."""
+        row, board = member.first_row, self._desk.place.board
+        how = f"{end.how}: {member.dying}" if member.dying else end.how
+        board.row(row).say(state=DIED, error=how)  # nobody else writes there now
+        view = board.view(row)
+        settled = view.jobs_done + view.jobs_retried + view.jobs_blocked
+        member.state.died(now, settled, for_want_of_store=member.lacks_store)
+        wait = max(0.0, member.state.start_at - now)
+        _log.error("stream %s %s; started again in %.1f s", member.config.name, how, wait)
 
     def _forget(self, member: Member) -> None:
         if member.channel is not None:

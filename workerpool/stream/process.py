@@ -15,7 +15,7 @@ from queuekit.telemetry.shared_window import SharedLatencyWindowBox
 from workerpool import logs
 from workerpool.board import Board
 from workerpool.config import PoolConfig, StreamConfig
-from workerpool.process import Channel, SignalPipe
+from workerpool.process import Channel, ChannelError, SignalPipe
 from workerpool.reporting import Reports
 from workerpool.stream.crew import Crew
 from workerpool.stream.inline import Inline
@@ -24,6 +24,7 @@ from workerpool.stream.succession import in_place
 
 EXIT_STORE = 3
 _PATIENCE_SECONDS = 0.5
+_MOST_SAID = 200
 _log = logging.getLogger("workerpool.stream")
 
 
@@ -42,7 +43,29 @@ class Place:
 
 
 def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: Place) -> int:
-    """Be the process of one stream; returns the exit code. To be the target of `spawn`."""
+    """Be the process of one stream; returns the exit code. To be the target of `spawn`.
+
+    An error that nobody has foreseen leaves it, after its master was told of it.
+    """
+    try:
+        return _be_stream(config, pool, master, place)
+    except Exception as error:
+        say_why(master, error)
+        raise
+
+
+def say_why(master: Channel, error: Exception, *, lacks_store: bool = False) -> None:
+    """Tell the master why this process ends, if it listens; `lacks_store`: it cannot open the store."""
+    said = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {said[-1]}" if said else type(error).__name__
+    try:
+        master.send({"t": "dying", "error": text[:_MOST_SAID], "store": lacks_store})
+        master.flush()
+    except (ChannelError, OSError) as failure:
+        _log.warning("the master cannot be told why this process ends: %s", failure)
+
+
+def _be_stream(config: StreamConfig, pool: PoolConfig, master: Channel, place: Place) -> int:
     logs.configure(pool.log, config.name)
     faulthandler.unregister(signal.SIGUSR2)  # the master's: spawn has put the default action in its place
     faulthandler.register(signal.SIGUSR2, all_threads=True)
@@ -87,6 +110,7 @@ def stream_main(config: StreamConfig, pool: PoolConfig, master: Channel, place: 
         )
     except (QueueError, OSError) as error:
         _log.error("the store cannot be used: %s", error)
+        say_why(master, error, lacks_store=True)
         return EXIT_STORE
     return stream.run()
 

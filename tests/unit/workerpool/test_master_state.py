@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workerpool.master.state import Burst, Condition, Ending, StreamState, all_failed_at_start, next_ending
+from workerpool.master.state import (
+    FRUITLESS_DEATHS,
+    Burst,
+    Condition,
+    Ending,
+    StreamState,
+    all_failed_at_start,
+    next_ending,
+)
 
 
 def running(name: str, now: float = 0.0) -> StreamState:
@@ -116,6 +124,49 @@ def test_every_interrupt_asks_harder_and_a_term_only_once():
     for _ in range(4):
         asked.append(next_ending(asked[-1], interrupt=True))
     assert asked[1:] == [Ending.GRACEFUL, Ending.KILL_WORKERS, Ending.KILL_ALL, Ending.KILL_ALL]
+
+
+# -- dying again and again
+
+
+def die_often(state: StreamState, times: int, settled: int = 0, **why: bool) -> None:
+    for _ in range(times):
+        state.died(state.start_at, settled, **why)
+        state.began(state.start_at)
+
+
+def test_a_stream_whose_processes_die_again_and_again_is_hopeless_until_one_gets_something_done():
+    state = running("encode")
+    die_often(state, FRUITLESS_DEATHS - 1)
+    assert not state.is_hopeless
+    die_often(state, 1)
+    assert state.is_hopeless
+    die_often(state, 1, settled=1)
+    assert not state.is_hopeless
+
+
+def test_a_stream_that_settles_jobs_between_its_deaths_is_never_hopeless():
+    state = running("encode")
+    for settled in range(1, 10 * FRUITLESS_DEATHS):
+        state.died(state.start_at, settled)
+        assert not state.is_hopeless
+
+
+def test_a_store_that_is_away_makes_no_stream_hopeless():
+    state = running("encode")
+    die_often(state, 10 * FRUITLESS_DEATHS, for_want_of_store=True)
+    assert not state.is_hopeless
+
+
+def test_a_burst_waits_for_no_hopeless_stream_until_that_says_that_it_is_idle():
+    burst, a, hopeless = Burst(), running("a"), running("hopeless")
+    die_often(hopeless, FRUITLESS_DEATHS)
+    burst.said_idle(a, 1, None)
+    number = burst.next_question([a, hopeless])
+    burst.said_idle(a, 1, number)
+    assert burst.is_over([a, hopeless])
+    burst.said_idle(hopeless, 0, None)
+    assert not burst.is_over([a, hopeless])
 
 
 # -- a burst
