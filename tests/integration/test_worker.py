@@ -83,6 +83,8 @@ def by_payload(job, ctx):
             needed.extend(open("/dev/null") for _ in range(int(rest)))
         except OSError:
             raise LookupError("cannot work") from None
+    if word == "close-standard":
+        os.closerange(0, 3)
     if word == "close":
         os.closerange(3, 1000)
     if word == "grow":
@@ -514,6 +516,17 @@ def test_a_handler_that_closes_the_channel_leaves_its_job_on_the_board(stream: C
     assert worker.exit().code == EXIT_BAD_CHANNEL
     assert worker.running() == guilty
     assert (worker.board.view(0).state, worker.board.view(0).error) == ("failed", "the handler has closed it")
+
+
+def test_who_closes_the_standard_descriptors_has_ended_and_the_next_job_runs_elsewhere(
+    stream: Callable[..., Stream],
+) -> None:
+    worker = stream()
+    guilty, _ = worker.give("close-standard", "ok")
+    assert worker.exit().code == 0
+    assert worker.outcomes(1)[guilty].kind is ResultKind.SUCCESS
+    assert worker.heard[-1] == Spent("a job has closed its standard input, output or error after 1 job")
+    assert len(worker.heard) == 3
 
 
 def test_a_worker_that_grows_far_beyond_its_limit_ends_at_once(stream: Callable[..., Stream]) -> None:

@@ -10,14 +10,20 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `reap` | `reap`, `halts` and `Exit`: who ended, and how; who was stopped |
 | `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`, `has_children`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
-| `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`: of this process |
+| `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`, `standard_descriptors`: of this process |
 | `title` | `set_title`, `show_as`: what `ps` shows |
 | `wait` | `wait_readable`, `wait_writable`: for one descriptor |
 | `channel` | `Channel`: framed messages between a stream process and its worker |
 """
 
 from workerpool.process.channel import Channel, ChannelError, Frame, frame_limit
-from workerpool.process.descriptors import can_open, descriptor_limit, open_descriptors
+from workerpool.process.descriptors import (
+    KeptStandard,
+    can_open,
+    descriptor_limit,
+    open_descriptors,
+    standard_descriptors,
+)
 from workerpool.process.identity import boot_id, is_running, start_identity
 from workerpool.process.kill import end_left_overs, has_children, kill_group, kill_process, kill_strays
 from workerpool.process.parent import become_subreaper, parent_is_alive
@@ -33,6 +39,7 @@ __all__ = [
     "Child",
     "Exit",
     "Frame",
+    "KeptStandard",
     "SignalPipe",
     "become_subreaper",
     "boot_id",
@@ -52,6 +59,7 @@ __all__ = [
     "set_title",
     "show_as",
     "spawn",
+    "standard_descriptors",
     "start_identity",
     "wait_readable",
     "wait_writable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 
@@ -32,6 +33,40 @@ def can_open() -> bool:
     except OSError as error:
         return error.errno not in FULL
     return True
+
+
+def standard_descriptors() -> list[int]:
+    """Which of the first three (standard input, output and error) are open."""
+    return [fd for fd in range(3) if _is_open(fd)]
+
+
+class KeptStandard:
+    """Copies of the first three descriptors, to put them back where other code in this process has closed them.
+
+    The next file that is opened would get their number, and be written into by whoever prints. Raises `OSError` when no
+    descriptor is left to copy to. Programs do not inherit the copies.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[int, int] = {}
+        try:
+            for fd in standard_descriptors():
+                self._copies[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        except OSError:
+            self.close()
+            raise
+
+    def put_back(self) -> list[int]:
+        """Open again what is closed by now; returns which that are. Raises `OSError` when a copy is closed, too."""
+        closed = sorted(self._copies.keys() - set(standard_descriptors()))
+        for fd in closed:
+            os.dup2(self._copies[fd], fd)
+        return closed
+
+    def close(self) -> None:
+        """Close the copies; any number of times."""
+        while self._copies:
+            os.close(self._copies.popitem()[1])
 
 
 def _is_open(fd: int) -> bool:

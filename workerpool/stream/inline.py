@@ -20,7 +20,7 @@ from workerpool.board import Kind, Row, RowView
 from workerpool.config import StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import ResultKind
-from workerpool.process import Exit
+from workerpool.process import Exit, KeptStandard
 from workerpool.stream.crew import Death
 from workerpool.stream.state import Slot, Unit
 from workerpool.trouble import Trouble
@@ -65,6 +65,7 @@ class Inline:
         self._ended: int | None = None
         self._tried: str | None = None
         self._claims = 0
+        self._standard: KeptStandard | None = None
         self._beating = Trouble("running a job beside a heartbeat", _log)
 
     def __len__(self) -> int:
@@ -85,7 +86,8 @@ class Inline:
         return Death()
 
     def start(self, slot: Slot, config: StreamConfig) -> None:
-        """Import the handler into this process."""
+        """Import the handler into this process. Raises `OSError` when no descriptor is left, with nothing changed."""
+        self._standard = self._standard or KeptStandard()
         self._slot, self._config = slot, config
         self._row.take(kind=Kind.WORKER, stream=config.name, name=f"{config.name}-inline")
         try:
@@ -148,9 +150,16 @@ class Inline:
             results = run_batch(handler, items, self._surroundings, limits)
         else:
             results = [run_job(handler, items[0], self._surroundings, limits)]
+        self._put_back_standard()
         done = sum(result.kind is ResultKind.SUCCESS for result in results)
         self._row.end_job(done=done, failed=len(results) - done)
         return [Out(job_id, result) for job_id, result in zip(unit.job_ids, results, strict=True)]
+
+    def _put_back_standard(self) -> None:
+        """What a handler has closed would be the number of our next file, and the log be written into that."""
+        if self._standard is None or not (closed := self._standard.put_back()):
+            return
+        _log.warning("a job has closed descriptors %s of the stream's process; they were put back", closed)
 
     def _item(self, claimed: Claimed, lease: Lease) -> WorkItem:
         self._claims += 1
@@ -233,5 +242,7 @@ class Inline:
 
     def close(self) -> None:
         """Forget everything."""
-        self._slot = None
+        if self._standard is not None:
+            self._standard.close()
+        self._slot = self._standard = None
         self._units.clear()

@@ -10,7 +10,8 @@ It holds no queue and no lease, so it cannot settle a job twice or keep one. Its
 * what a job leaves running (children, daemons) is killed before its outcome is sent;
 * a worker that has no descriptor left, or has grown far too much, says that it is *spent* and ends. A run that failed
   in it for want of descriptors which earlier jobs took has no outcome: it counts for nothing, and is run elsewhere;
-* a handler that has closed the channel's descriptor ends its worker, and the board still shows its job as running.
+* a handler that has closed the channel's descriptor ends its worker, and the board still shows its job as running;
+* one that has closed standard input, output or error leaves a worker that is spent, too: who prints next is innocent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ from workerpool.board import Kind, Row
 from workerpool.config import LogConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.outcome import Result, ResultKind
-from workerpool.process import become_subreaper, can_open, descriptor_limit, end_left_overs, open_descriptors
+from workerpool.process import (
+    become_subreaper,
+    can_open,
+    descriptor_limit,
+    end_left_overs,
+    open_descriptors,
+    standard_descriptors,
+)
 from workerpool.process.channel import Channel, ChannelError, Frame
 from workerpool.process.reap import RSS_UNIT
 from workerpool.process.spare import FULL, with_spare
@@ -163,6 +171,7 @@ class _Worker:
         self._spent = ""
         self._pid = os.getpid()
         self._helpers = _children()
+        self._standard = standard_descriptors()
 
     def serve(self) -> int:
         self._row.say(state="ready")
@@ -238,6 +247,8 @@ class _Worker:
         self._end_a_stray_fork()
         if not self._channel.is_intact():
             raise ChannelError("the handler has closed it")
+        if standard_descriptors() != self._standard:
+            self._spent = "a job has closed its standard input, output or error"
         self._end_left_overs()
         ended = [(claim, result) for claim, result in zip(claims, results, strict=True) if self._counts(result)]
         done = sum(result.kind is ResultKind.SUCCESS for _, result in ended)

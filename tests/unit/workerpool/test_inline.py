@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ def one(job, ctx):
     seen.append((ctx.attempt, ctx.fence, ctx.should_stop))
     if job.payload == b"raise":
         raise ValueError("boom")
+    if job.payload == b"close":
+        import os
+        os.closerange(1, 3)
     if job.payload == b"exit":
         raise SystemExit(3)
     if job.payload == b"follow":
@@ -94,9 +98,11 @@ def lease() -> FakeLease:
 
 
 @pytest.fixture
-def make(board: Board, handlers: Path) -> Callable[..., Inline]:
+def make(board: Board, handlers: Path) -> Iterator[Callable[..., Inline]]:
+    all_made: list[Inline] = []
+
     def made(*, stop: bool = False, beat_every: float = 60.0) -> Inline:
-        return Inline(
+        inline = Inline(
             board.row(1),
             handler_path=[str(handlers)],
             max_job_bytes=1000,
@@ -104,8 +110,12 @@ def make(board: Board, handlers: Path) -> Callable[..., Inline]:
             beat=board.row(0).beat,
             stop_is_waiting=lambda: stop,
         )
+        all_made.append(inline)
+        return inline
 
-    return made
+    yield made
+    for each in all_made:
+        each.close()
 
 
 def unit(*payloads: bytes, attempt: int = 0) -> Unit:
@@ -250,3 +260,15 @@ def test_closing_forgets_what_waits(make, lease):
     give(inline, slot, lease, unit(b""))
     inline.close()
     assert (len(inline), inline.pending, said(inline)) == (0, False, [])
+
+
+def test_descriptors_that_a_handler_has_closed_are_no_other_files_afterwards(make, lease, caplog):
+    inline = make()
+    slot = started(inline)
+    before = [os.fstat(fd).st_ino for fd in range(3)]
+    give(inline, slot, lease, unit(b"close"))
+    (out,) = said(inline)
+    assert [os.fstat(fd).st_ino for fd in range(3)] == before
+    assert isinstance(out, Out)
+    assert out.result.kind is ResultKind.SUCCESS
+    assert "closed descriptors [1, 2]" in caplog.text
