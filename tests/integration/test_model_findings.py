@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queuekit import Claimed, JobNotFound, LeaseLost, QueueKit, WriteFailed
+from queuekit import Claimed, IllegalTransition, JobNotFound, LeaseLost, QueueKit, WriteFailed
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.ids import SessionID
@@ -265,3 +265,118 @@ def test_the_result_of_another_job_with_the_same_id_is_kept(ops: FaultyOps, stuc
     namesake = Claimed(job=make_job(ID), session_id=SessionID.mint())
     journey.claimed([namesake])
     assert journey.waiting == 1
+
+
+# -- power cuts, where the folders reach the disk each in its own time
+
+
+class Diary(FaultyOps):
+    """Writes down which folder was synced, and from which a file was unlinked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[str, str]] = []
+        self.folders: dict[int, str] = {}
+
+    def _say(self, verb: str, folder: int) -> None:
+        self.said.append((verb, self.folders.get(folder, "")))
+
+    def sync_folder(self, folder: int) -> None:
+        self._say("sync", folder)
+        super().sync_folder(folder)
+
+    def unlink(self, folder: int, name: str) -> None:
+        self._say("unlink", folder)
+        super().unlink(folder, name)
+
+
+@pytest.fixture
+def diary() -> Diary:
+    return Diary()
+
+
+@pytest.fixture
+def told(root: Path, diary: Diary) -> FilesystemBackend:
+    queue = FilesystemBackend(root, ops=diary)
+    mount = queue._mount
+    diary.folders = {
+        mount.new: "new",
+        mount.cur: "cur",
+        mount.done: "done",
+        mount.later: "later",
+        mount.intents: "retry",
+    }
+    return queue
+
+
+def deferred_with_a_copy(queue: FilesystemBackend, root: Path, copy: str) -> None:
+    """A job in later/, due, and a copy of it that another producer has just renamed into place, not synced yet."""
+    queue.write(JOB)
+    os.rename(root / "new" / NAME, root / "later" / layout.later_filename(NAME, 1, retry=True))
+    queue.write(JOB)
+    os.rename(root / "new" / NAME, root / copy / NAME)
+
+
+def since_begun(diary: Diary, act: Callable[[], object]) -> list[tuple[str, str]]:
+    diary.said.clear()
+    act()
+    return diary.said
+
+
+def comes_before(said: list[tuple[str, str]], first: tuple[str, str], second: tuple[str, str]) -> bool:
+    return said.index(first) < said.index(second)
+
+
+def test_a_promotion_drops_a_deferred_copy_when_the_pending_one_is_on_disk(
+    root: Path, diary: Diary, told: FilesystemBackend
+) -> None:
+    deferred_with_a_copy(told, root, "new")
+    said = since_begun(diary, lambda: told.drain_available(STREAM, 1))
+    assert comes_before(said, ("sync", "new"), ("unlink", "later"))
+
+
+def test_run_now_drops_a_deferred_copy_when_the_pending_one_is_on_disk(
+    root: Path, diary: Diary, told: FilesystemBackend
+) -> None:
+    """It arrives when the deferred one has just been found."""
+    told.write(JOB)
+    os.rename(root / "new" / NAME, root / "later" / layout.later_filename(NAME, 1, retry=True))
+    before_call(diary, "move_new", lambda: FilesystemBackend(root).write(JOB))
+    said = since_begun(diary, lambda: told.run_now(ID))
+    assert comes_before(said, ("sync", "new"), ("unlink", "later"))
+
+
+@pytest.mark.parametrize("copy", ["cur", "done"])
+def test_a_cancel_drops_a_copy_when_the_other_one_is_on_disk(
+    root: Path, diary: Diary, told: FilesystemBackend, copy: str
+) -> None:
+    deferred_with_a_copy(told, root, copy)
+    (root / "done" / layout.signal_filename(ID)).write_bytes(b"{}")
+
+    def cancel() -> None:
+        with pytest.raises(IllegalTransition):
+            told.cancel(ID)
+
+    assert comes_before(since_begun(diary, cancel), ("sync", copy), ("unlink", "later"))
+
+
+def test_an_intent_goes_when_it_is_on_disk_where_the_job_has_gone(
+    root: Path, diary: Diary, told: FilesystemBackend, ops: FaultyOps, stuck: FilesystemBackend
+) -> None:
+    """A retry killed after the job went to new/: without a sync of done/ a power cut could bring the job back there,
+    without its signal and, by then, without the intent."""
+    stuck.write(JOB)
+    stuck.drain_available(STREAM)
+    stuck.complete(ID, DONE)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    before_call(ops, "move", lambda: before_call(ops, "move", lambda: before_call(ops, "sync_folder", die)))
+    with pytest.raises(KeyboardInterrupt):
+        stuck.retry(ID)
+    assert (files(root, "new"), files(root, ".workerpool/retry")) == ([NAME], [NAME])
+    said = since_begun(diary, lambda: told.finish_intents(STREAM))
+    assert files(root, ".workerpool/retry") == []
+    assert comes_before(said, ("sync", "new"), ("unlink", "retry"))
+    assert comes_before(said, ("sync", "done"), ("unlink", "retry"))

@@ -131,7 +131,7 @@ class Deferred:
         try:
             mount.move_new(mount.later, later_name, mount.new, name, stream)
         except FileExistsError:
-            mount.ops.unlink(mount.later, later_name)  # the same job is pending: one copy is enough
+            mount.drop_copy(mount.later, later_name, mount.new)  # the same job is pending: one copy is enough
 
     def _look(self, stream: str | None) -> _Known:
         """What is known, after listing later/ if it may have changed."""

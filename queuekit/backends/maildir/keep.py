@@ -98,7 +98,7 @@ class Keeper:
             try:
                 mount.move_new(folder, file, mount.new, name, "")
             except FileExistsError:
-                mount.ops.unlink(folder, file)  # the same job is pending: one copy is enough
+                mount.drop_copy(folder, file, mount.new)  # the same job is pending: one copy is enough
             mount.sync_folder(mount.new)
         return name
 
@@ -111,7 +111,7 @@ class Keeper:
         with self._holding(job_id, folder, file, name), as_write_failed(name):
             job, _ = mount.read_job(folder, file, name)
             if self._is_twin(name, job):
-                mount.ops.unlink(folder, file)
+                mount.drop_copy(folder, file, mount.cur if mount.exists(mount.cur, name) else mount.done)
                 raise IllegalTransition(Verb.CANCEL, State.DONE, job_id)
             self._settler.keep_dossier(job_id, {"ended": "cancelled", "was": str(state), "at_ms": now_ms()})
             signal = SignalFile(
@@ -166,16 +166,19 @@ class Keeper:
         job, _ = mount.read_job(mount.done, name)
         mount.replace(mount.done, name, encode_job(Delivery().onto(job)))
         mount.ops.move(mount.done, name, mount.new, name)
-        mount.ops.sync_folder(mount.new)
-        mount.ops.sync_folder(mount.done)
         self._close_intent(name, job_id)
 
     def _close_intent(self, name: str, job_id: str | None) -> None:
         """Keep the old end in the job's dossier, then remove the intent; nothing happens when there is none.
 
-        What cannot be read, or is of nobody knows which job (None), is put aside as it is.
+        Where the job has gone meanwhile is on disk before. What cannot be read, or is of nobody knows which job (None),
+        is put aside as it is.
         """
         mount = self._mount
+        if not mount.exists(mount.intents, name):
+            return
+        mount.ops.sync_folder(mount.new)
+        mount.ops.sync_folder(mount.done)
         try:
             record = self._read_record(mount.intents, name)
         except FileNotFoundError:

@@ -351,6 +351,15 @@ class Mount:
         if links > 1 and self.exists(source, name):
             self.ops.unlink(source, name)
 
+    def drop_copy(self, folder: int, name: str, kept: int) -> None:
+        """Remove one of two files of a job, when the other one in folder `kept` is there to stay: a power cut must not
+        take both.
+
+        Not needed for a copy that came the way that the other one has gone on from: the folders' order keeps them.
+        """
+        self.sync_folder(kept)
+        self.ops.unlink(folder, name)
+
     def _temporary_name(self) -> str:
         with self._guard:
             self._serial += 1

@@ -309,7 +309,7 @@ class MaildirTransfer(Transfer):
         mine, other = mount.look_into(folder, place.file, place.name), mount.look_into(target, place.file, place.name)
         if mine is None or other is None or not same_job(mine, other):
             raise WriteFailed(place.name, "another job of this name was sent here meanwhile")
-        mount.ops.unlink(folder, place.file)
+        mount.drop_copy(folder, place.file, target)
         _log.warning("job %s was sent here while it was moved here; one copy is kept", mine.id)
 
     def _path(self, folder: str) -> str:

@@ -206,7 +206,7 @@ class _Tools:
                 return None
             for folder, name in twins.drop:
                 with contextlib.suppress(FileNotFoundError):
-                    mount.ops.unlink(fd_of(mount, folder), name)
+                    mount.drop_copy(fd_of(mount, folder), name, fd_of(mount, twins.keep[0]))
         return f"dropped {number(len(twins.drop), 'later copy').replace('copys', 'copies')} of {jobs.shown(twins.job)}"
 
     # -- records
