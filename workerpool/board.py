@@ -58,6 +58,7 @@ class Kind(enum.IntEnum):
     WORKER = 3
 
 
+_KINDS = frozenset(Kind)
 KILLED = "killed"
 """The state of a master's row when it has killed its processes itself: nobody is charged for what they were running."""
 
@@ -434,14 +435,36 @@ def find_lost(directory: str) -> list[str]:
     Their masters have them open still, and Linux shows what a process has open; elsewhere none is found.
     """
     begin, end = os.path.join(directory, "board-"), " (deleted)"
-    found: dict[tuple[int, int], str] = {}  # by inode: a mapping is another descriptor, and whoever looks has one, too
+    return [path for path, target in _opened_boards() if target.startswith(begin) and target.endswith(end)]
+
+
+def find_elsewhere(directory: str, config: str) -> list[tuple[str, str]]:
+    """Boards of living masters that run with the configuration file `config`, but are in another folder than this.
+
+    That is so when the folder was moved away under a pool, or when the file names another store since. Each as a path
+    that it can be read at, and where its file is now. Found on Linux only, as by `find_lost`.
+    """
+    found = []
+    for path, target in _opened_boards():
+        if os.path.dirname(target) != directory:
+            with contextlib.suppress(BoardError, OSError):
+                board = Board.attach(path, follow=True)
+                board.close()
+                if board.header.config == config:
+                    found.append((path, target))
+    return found
+
+
+def _opened_boards() -> list[tuple[str, str]]:
+    """Every locked board that a process has open, as the path of its descriptor, and the path that its file has."""
+    found: dict[tuple[int, int], tuple[str, str]] = {}  # by inode: a mapping, and whoever looks, has a descriptor too
     for pid in filter(str.isdecimal, _listed_names("/proc")):
         for fd in _listed_names(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(path := f"/proc/{pid}/fd/{fd}")
-                if target.startswith(begin) and target.endswith(end) and _locked(path, follow=True):
+                if os.path.basename(target).startswith("board-") and _locked(path, follow=True):
                     facts = os.stat(path)
-                    found.setdefault((facts.st_dev, facts.st_ino), path)
+                    found.setdefault((facts.st_dev, facts.st_ino), (path, target))
     return list(found.values())
 
 
@@ -479,12 +502,17 @@ def _view(mapping: mmap.mmap, index: int) -> RowView:
     return RowView(
         index=index,
         torn=torn,
-        kind=Kind(numbers.pop("kind")),
+        kind=_kind(numbers.pop("kind")),
         job=_job(data),
         digests=_digests(data, numbers["batch"]),
         **texts,
         **numbers,
     )
+
+
+def _kind(number: int) -> Kind:
+    """FREE also for what no owner writes: a damaged row is shown as none."""
+    return Kind(number) if number in _KINDS else Kind.FREE
 
 
 def _text(data: bytes, offset: int) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import psutil
 
 from queuekit import BackendUnavailable
-from workerpool.board import Board, BoardError, BoardHeader, Kind, RowView, find_boards, find_lost
+from workerpool.board import Board, BoardError, BoardHeader, Kind, RowView, find_boards, find_elsewhere, find_lost
 from workerpool.process import boot_id, is_running
 
 UNSTEADY_RESTARTS = 3
@@ -50,6 +50,11 @@ class StreamRows:
         if self._restarts_without_rest():
             return self.row.error or f"its process was restarted {self.row.restarts} times and is not steady"
         return self._trouble_of_workers()
+
+    @property
+    def cannot_load(self) -> bool:
+        """Whether the trouble is that its handler cannot be imported: somebody has to mend that."""
+        return bool(self.trouble) and any(row.state in {"failing", "failed"} for row in (self.row, *self.workers))
 
     def _restarts_without_rest(self) -> bool:
         return self.row.restarts >= UNSTEADY_RESTARTS and _age(self.row.pid) < STEADY_SECONDS
@@ -110,6 +115,27 @@ def read_pools(directory: str) -> list[Pool]:
     if not any(pool.alive for pool in pools):
         pools += [pool for path in find_lost(directory) if (pool := _read(path, alive=True, lost=True)) is not None]
     return sorted(pools, key=lambda pool: (not pool.alive, -pool.header.created_ms))
+
+
+def pools_elsewhere(directory: str, config: str | None) -> list[tuple[Pool, str]]:
+    """The living pools that run with this configuration file, but on a store that is not here (any more).
+
+    Each with the folder where its board is now. Where a pool's store was moved away only its own processes tell.
+    """
+    found = []
+    for path, target in find_elsewhere(directory, config) if config else ():
+        pool = _read(path, alive=True, lost=True)
+        if pool is not None and pool.alive:
+            found.append((pool, os.path.dirname(target)))
+    return found
+
+
+def about_elsewhere(pool: Pool, folder: str) -> str:
+    """What to say of one of these, and what to do."""
+    pid, where = pool.header.pid, os.path.dirname(folder)
+    return (
+        f"pool {pid} of this configuration works a store in {where}: move it back, or `kill -TERM {pid}` ends the pool"
+    )
 
 
 def running_for(row: RowView, same_boot: bool = True) -> float:

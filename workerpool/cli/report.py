@@ -20,7 +20,15 @@ from workerpool.board import RowView
 from workerpool.cli import words
 from workerpool.cli.leases import Holder, holder_of, stopped_in_lock
 from workerpool.cli.options import where_option
-from workerpool.cli.pools import Pool, StreamRows, is_stopped, read_pools, running_for
+from workerpool.cli.pools import (
+    Pool,
+    StreamRows,
+    about_elsewhere,
+    is_stopped,
+    pools_elsewhere,
+    read_pools,
+    running_for,
+)
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory, store_folder
 
@@ -48,7 +56,7 @@ def gather(config: PoolConfig, queue: QueueKit, blocked: Mapping[str, int] | Non
         for name in named
     ]
     for stream in streams:
-        stream["stuck"] = stream["stuck"] or _is_late(stream["lease"], config.lease.ttl)
+        _judge_stuck(stream, config.lease.ttl)
     told = [_pool(pool) for pool in pools]
     return {
         "ok": not any(map(_is_held_up, streams)) and not any(pool["stopped"] for pool in told),
@@ -59,6 +67,22 @@ def gather(config: PoolConfig, queue: QueueKit, blocked: Mapping[str, int] | Non
         "streams": streams,
         "warnings": [*map(_about_pool, filter(_is_odd, told)), *_warnings(config, queue, streams, pools)],
     }
+
+
+def what_holds_up(name: str, config: PoolConfig, queue: QueueKit, pools: list[Pool]) -> list[str]:
+    """What `status` says of why a stream does not go on, with what to type, but for a pause; [] when it does.
+
+    Raises `BackendUnavailable` when the store cannot be read.
+    """
+    stream = _stream(name, queue, pools, store_folder(config), known=True) | _stuck(name, pools, config)
+    _judge_stuck(stream, config.lease.ttl)
+    return [text.removeprefix(f"stream {name}: ") for text in _about_hindrances(stream, config)]
+
+
+def _judge_stuck(stream: Facts, ttl: float) -> None:
+    stream["stuck"] = stream["stuck"] or _is_late(stream["lease"], ttl)
+    if stream["stuck"] and stream["health"] in {"starting", "running", "in trouble"}:
+        stream["health"] = "stuck"
 
 
 def count_blocked(queue: QueueKit) -> dict[str, int]:
@@ -151,6 +175,7 @@ def _process(pool: Pool, stream: StreamRows) -> Facts:
     return {
         "health": _health(stream, in_trouble=in_trouble) if pool.alive else "stopped",
         "error": stream.trouble if pool.alive else row.error,
+        "cannot_load": pool.alive and stream.cannot_load,
         "trouble": row.trouble if in_trouble else None,
         "trouble_since_ms": row.trouble_ms if in_trouble else None,
         "pid": row.pid if pool.alive and stream.alive else None,
@@ -173,6 +198,7 @@ def _no_process(pools: list[Pool]) -> Facts:
     return {
         "health": "not worked" if any(pool.alive for pool in pools) else "stopped",
         "error": "",
+        "cannot_load": False,
         "trouble": None,
         "trouble_since_ms": None,
         "pid": None,
@@ -188,14 +214,15 @@ def _no_process(pools: list[Pool]) -> Facts:
 
 def _worker(row: RowView, pool: Pool) -> Facts:
     busy = bool(row.job)
+    state = _state_of(row) if pool.alive else row.state
     return {
         "name": row.name,
         "pid": row.pid,
-        "state": _state_of(row) if pool.alive else row.state,
+        "state": state,
         "job": row.job or None,
         "jobs_together": row.batch if busy else 0,
         "since_ms": row.since_ms if busy else None,
-        "seconds": running_for(row, pool.same_boot) if busy and pool.alive else None,
+        "seconds": running_for(row, pool.same_boot) if busy and pool.alive and state != "dead" else None,
         "progress": [row.progress_done, row.progress_total] if busy and row.progress_total else None,
         "restarts": row.restarts,
         "error": row.error,
@@ -302,21 +329,44 @@ def _warnings(config: PoolConfig, queue: QueueKit, streams: list[Facts], pools: 
     if config.streams and unknown:
         said.append(f"jobs of streams that the configuration does not name: {', '.join(unknown)}")
     said += [text for stream in streams for text in _about_stream(stream, config)]
-    dead = [pool for pool in pools if not pool.alive and not _ended_in_order(pool)]
+    here = any(pool.alive for pool in pools)
+    elsewhere = () if here else pools_elsewhere(board_directory(config), config.path)
+    said += [about_elsewhere(pool, folder) for pool, folder in elsewhere]
+    dead = [pool for pool in pools if not pool.alive and not _ended_in_order(pool) and not _is_over(pool, pools)]
     in_flight = _in_flight(queue) if any(row.job for pool in dead for row in pool.workers()) else set()
     running = {row.job for pool in pools if pool.alive for row in pool.workers()}
-    nobody = not any(pool.alive for pool in pools)
-    step = f"; `workerpool run{where_option(config)}` takes over what it left" if nobody and config.path else ""
+    taker = f"`workerpool run{where_option(config)}`" if config.path and not here else "a pool that works its streams"
+    step = f"; {taker} takes over what it left"
     return said + [_about_dead(pool, in_flight - running, step) for pool in dead]
 
 
+def _is_over(pool: Pool, pools: list[Pool]) -> bool:
+    """Whether nothing is left of a dead pool: nobody of it runs, and each stream that it had was taken over since."""
+    return not pool.survivors and all(
+        any(other.row.held_ms > stream.row.held_ms for each in pools if (other := each.stream(stream.row.stream)))
+        for stream in pool.streams
+    )
+
+
 def _about_stream(stream: Mapping[str, Any], config: PoolConfig) -> Iterator[str]:
-    name, lease, pid, where = stream["name"], stream["lease"], stream["stopped_pid"], where_option(config)
+    name, where = stream["name"], where_option(config)
+    if stream["paused_since_ms"] is not None:
+        yield _about_paused(stream, where)
+    yield from _about_hindrances(stream, config)
+    if stream["blocked"]:
+        count = words.number(stream["blocked"], "job")
+        yield (
+            f"stream {name}: {count} ended blocked or cancelled; `workerpool jobs --state blocked{where}` lists them, "
+            f"`workerpool retry --all-blocked --stream {shlex.quote(name)}{where}` runs all but cancelled ones again"
+        )
+
+
+def _about_hindrances(stream: Mapping[str, Any], config: PoolConfig) -> Iterator[str]:
+    """What keeps a stream from its work against everybody's will, and what to type."""
+    name, lease, pid = stream["name"], stream["lease"], stream["stopped_pid"]
     if stream["trouble"]:
         since = words.duration(max(0, now_ms() - stream["trouble_since_ms"]) / 1000)
         yield f"stream {name}: {stream['trouble']}, since {since}"
-    if stream["paused_since_ms"] is not None:
-        yield _about_paused(stream, where)
     if pid:
         yield (
             f"stream {name}: process {pid} is stopped inside its lock; nothing moves until it goes on "
@@ -329,12 +379,6 @@ def _about_stream(stream: Mapping[str, Any], config: PoolConfig) -> Iterator[str
     for worker in stream["workers"]:
         if worker["state"] == "stopped":
             yield f"stream {name}: {worker['name']} is stopped; `kill -CONT {worker['pid']}` lets it go on"
-    if stream["blocked"]:
-        count = words.number(stream["blocked"], "job")
-        yield (
-            f"stream {name}: {count} ended blocked or cancelled; `workerpool jobs --state blocked{where}` lists them, "
-            f"`workerpool retry --all-blocked --stream {shlex.quote(name)}{where}` runs all but cancelled ones again"
-        )
 
 
 def _in_flight(queue: QueueKit) -> set[str]:

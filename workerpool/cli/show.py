@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from queuekit import BackendUnavailable, JobNotFound, QueueKit
+from queuekit.backends.maildir import layout
 from queuekit.clock import now_ms
 from queuekit.contract import JobView, PutAside
 from queuekit.lifecycle import State
@@ -20,6 +21,7 @@ from workerpool.cli.jobs import brief
 from workerpool.cli.options import Source, json_option, print_json, where_option, with_source
 from workerpool.cli.pools import Pool, read_pools, who_runs
 from workerpool.cli.record import Record
+from workerpool.cli.report import what_holds_up
 from workerpool.cli.store import open_queue
 from workerpool.cli.story import Scene, payload_text, tell, why_waiting
 from workerpool.cli.which import id_of
@@ -40,10 +42,10 @@ def show_command(source: Source, job_id: str, as_json: bool) -> None:
     config = source.load_store()
     with open_queue(config) as queue:
         view = _find(queue, id_of(queue, job_id))
-    if isinstance(view, PutAside):
-        _tell_of_file(view, config, as_json=as_json)
-        return
-    scene = _scene(view, config)
+        if isinstance(view, PutAside):
+            _tell_of_file(view, config, as_json=as_json)
+            return
+        scene = _scene(view, config, queue)
     if as_json:
         print_json(details(view, scene))
         return
@@ -82,13 +84,29 @@ def _tell_of_file(aside: PutAside, config: PoolConfig, *, as_json: bool) -> None
         click.echo(f"  {label:<9} {said}")
 
 
-def _scene(view: JobView, config: PoolConfig) -> Scene:
+def _scene(view: JobView, config: PoolConfig, queue: QueueKit) -> Scene:
     directory = board_directory(config)
     try:
         pause = pauses.find(directory, view.job.stream_id)
     except OSError as error:
         raise BackendUnavailable(f"cannot tell whether the stream is paused: {error.strerror}") from error
-    return Scene(pools=read_pools(directory), pause=pause, config=config, now_ms=now_ms())
+    pools = read_pools(directory)
+    return Scene(
+        pools=pools,
+        pause=pause,
+        config=config,
+        now_ms=now_ms(),
+        held_up=() if view.state is State.DONE else tuple(what_holds_up(view.job.stream_id, config, queue, pools)),
+        retry_cut_off=_is_cut_off(view, config),
+    )
+
+
+def _is_cut_off(view: JobView, config: PoolConfig) -> bool:
+    """Whether a retry has taken the job's end away, in a folder, and has not made it pending yet."""
+    folder = store_folder(config)
+    if folder is None or view.state is not State.DONE or view.signal is not None:
+        return False
+    return os.path.lexists(os.path.join(folder, layout.INTENTS, layout.job_filename(view.job)))
 
 
 # -- what to type
@@ -99,7 +117,7 @@ def next_steps(view: JobView, scene: Scene) -> list[str]:
     where = where_option(scene.config)
     id, stream = words.printable(view.job.id), view.job.stream_id
     if view.state is State.DONE:
-        return _after_its_end(view, id, where, _to_work(stream, where, scene))
+        return _after_its_end(view, id, where, scene)
     steps = _to_work(stream, where, scene)
     if view.state is State.CUR:
         return steps or [f"workerpool status{where}"]
@@ -116,12 +134,19 @@ def _to_work(stream: str, where: str, scene: Scene) -> list[str]:
     rows = scene.worked(stream)
     if rows is None:
         steps.append(f"workerpool run{where}   (no pool works its stream now)")
+    elif rows.cannot_load:
+        steps.append(
+            f"workerpool check{where}, when it is mended, then workerpool reload{where}   (its stream is failing)"
+        )
     elif rows.trouble:
         steps.append(f"workerpool status{where}   (its stream is failing)")
     return steps
 
 
-def _after_its_end(view: JobView, id: str, where: str, to_work: list[str]) -> list[str]:
+def _after_its_end(view: JobView, id: str, where: str, scene: Scene) -> list[str]:
+    to_work = _to_work(view.job.stream_id, where, scene)
+    if scene.retry_cut_off:
+        return [f"workerpool retry {id}{where}   (finishes the retry)", *to_work]
     if view.signal is None or view.signal.status == "done":
         return []
     retry = f"workerpool retry {id}{where}   (once the cause is gone; its runs are counted from 0)"
@@ -151,6 +176,7 @@ def details(view: JobView, scene: Scene) -> dict[str, Any]:
         ],
         "cause": record.ending.get("cause") or record.ending.get("ended"),
         "waits_because": why_waiting(view.job, scene) if view.state is State.NEW else None,
+        "retry_cut_off": scene.retry_cut_off,
         "paused_since_ms": scene.pause.since_ms if scene.pause else None,
         "earlier_ends": [{"status": end.status, "ended_ms": end.ended_ms} for end in record.earlier_ends],
         "payload": payload_text(view.job.payload),

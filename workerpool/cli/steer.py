@@ -12,7 +12,7 @@ import psutil
 from workerpool.cli.check import bad_imports
 from workerpool.cli.main import FAILED, USAGE, Refusal
 from workerpool.cli.options import Source, with_source
-from workerpool.cli.pools import Pool, is_stopped, read_pools
+from workerpool.cli.pools import Pool, is_stopped, pools_elsewhere, read_pools
 from workerpool.cli.telling import tell_deed
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory
@@ -31,10 +31,9 @@ def stop_command(source: Source, now: bool) -> None:
     Exit code 1 when no pool runs.
     """
     config = source.load_store()
-    directory = board_directory(config)
     for pool in running_pools(config):
         if now:
-            _interrupt_twice(pool, directory)
+            _interrupt_twice(pool, config)
             tell_deed(f"killing the workers of pool {pool.header.pid}: their jobs will run again")
         else:
             _signal(pool, signal.SIGTERM)
@@ -69,12 +68,19 @@ def reload_command(source: Source) -> None:
 def running_pools(config: PoolConfig) -> list[Pool]:
     """The living pools of this configuration; where none was started from its file, those of its store.
 
-    Raises `Refusal` when there is none.
+    Where none works this store, those of the configuration whose store was moved away. Raises `Refusal` when there is
+    none.
     """
-    alive = [pool for pool in read_pools(board_directory(config)) if pool.alive]
+    alive = _living(config)
     if not alive:
         raise Refusal("no pool runs here", FAILED)
     return [pool for pool in alive if pool.header.config == config.path] or alive
+
+
+def _living(config: PoolConfig) -> list[Pool]:
+    directory = board_directory(config)
+    here = [pool for pool in read_pools(directory) if pool.alive]
+    return here or [pool for pool, _ in pools_elsewhere(directory, config.path)]
 
 
 def _signal(pool: Pool, number: int) -> None:
@@ -94,12 +100,12 @@ def _refuse_stopped(pool: Pool) -> None:
         )
 
 
-def _interrupt_twice(pool: Pool, directory: str) -> None:
+def _interrupt_twice(pool: Pool, config: PoolConfig) -> None:
     """The second interrupt counts only when the first was taken: it is waited for on the board."""
-    if _state(pool, directory) != "stopping":
+    if _state(pool, config) != "stopping":
         _signal(pool, signal.SIGINT)
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while _state(pool, directory) not in {"stopping", "ended", ""}:
+    while _state(pool, config) not in {"stopping", "ended", ""}:
         if time.monotonic() > deadline:
             _refuse_stopped(pool)
             pid = pool.header.pid
@@ -108,10 +114,10 @@ def _interrupt_twice(pool: Pool, directory: str) -> None:
     kill_process(pool.header.pid, pool.header.start, signal.SIGINT)  # it may have ended by now: so much the better
 
 
-def _state(pool: Pool, directory: str) -> str:
+def _state(pool: Pool, config: PoolConfig) -> str:
     """What the pool's master says now; "" when it is gone."""
-    for each in read_pools(directory):
-        if each.alive and each.header == pool.header:
+    for each in _living(config):
+        if each.header == pool.header:
             return each.master.state if each.master else "starting"
     return ""
 

@@ -6,7 +6,7 @@ import os
 
 from queuekit import BackendUnavailable, QueueKit
 from workerpool.config import PoolConfig
-from workerpool.locations import store_path
+from workerpool.locations import board_directory, store_path
 
 
 def open_queue(config: PoolConfig, *, create: bool = False) -> QueueKit:
@@ -19,11 +19,23 @@ def open_queue(config: PoolConfig, *, create: bool = False) -> QueueKit:
     if path is not None and not create and not os.path.exists(path):
         reason = why_not_makeable(path)
         yet = f"there is no queue at {path} yet: the first `workerpool send` or `run` makes it"
-        raise BackendUnavailable(reason or yet)
+        raise BackendUnavailable(reason or _who_had_it(config, path) or yet)
     store = config.store
     return QueueKit.open(
         store.url, estate=store.estate, durability=store.durability.value, max_job_bytes=store.max_job_bytes
     )
+
+
+def _who_had_it(config: PoolConfig, path: str) -> str | None:
+    """What to say of a store that is not at its path, where a pool of its configuration lives."""
+    from workerpool.cli.pools import about_elsewhere, pools_elsewhere, read_pools
+
+    directory = board_directory(config)
+    pid = next((pool.header.pid for pool in read_pools(directory) if pool.alive), None)
+    if pid is not None:
+        return f"the queue at {path} is gone, but pool {pid} runs: put it back, or `kill -TERM {pid}` ends the pool"
+    found = pools_elsewhere(directory, config.path)
+    return f"there is no queue at {path}; {about_elsewhere(*found[0])}" if found else None
 
 
 def why_not_makeable(path: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from queuekit.contract import JobView
@@ -45,12 +45,18 @@ _ALLOWED = {BlockCause.EXHAUSTED.value: "retries", BlockCause.CRASHED.value: "ma
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What surrounds a job: the pools, its stream's pause if there is one, the configuration, the time (ms)."""
+    """What surrounds a job: the pools, its stream's pause if there is one, the configuration, the time (ms).
+
+    `held_up`: what else keeps its stream from its work, as `status` says it; `retry_cut_off`: a person's retry of the
+    job has begun and did not come to its end.
+    """
 
     pools: list[Pool]
     pause: Pause | None
     config: PoolConfig
     now_ms: int
+    held_up: tuple[str, ...] = ()
+    retry_cut_off: bool = False
 
     def worked(self, stream: str) -> StreamRows | None:
         """The process of a living pool that works a stream, one that holds its lease first."""
@@ -148,10 +154,18 @@ def _now(view: JobView, record: Record, scene: Scene) -> Lines:
         yield "now", f"{why}; {due} {words.since(view.due_ms, scene.now_ms)}"
         if scene.worked(view.job.stream_id) is None or scene.pause is not None:
             yield "", f"it will not be run then as things are: {why_waiting(view.job, scene)}"
+        else:
+            yield from (("", f"its stream is held up: {reason}") for reason in scene.held_up)
     elif view.state is State.CUR:
         yield "now", _running(who_runs(scene.pools, view.job.id), view.job, record, scene)
+        yield from (("", f"its stream is held up: {reason}") for reason in scene.held_up)
     elif view.signal is not None:
         yield from _ended(view, scene)
+    elif scene.retry_cut_off:
+        yield (
+            "now",
+            "a retry of it was cut off; a running pool or `workerpool fsck --repair` finishes it, and it runs then",
+        )
     else:
         yield "ended", "its file lies among the finished ones, without a record of how it ended: it will not run again"
 
@@ -174,13 +188,17 @@ def why_waiting(job: Job, scene: Scene) -> str:
     if rows is None:
         runs = any(pool.alive for pool in scene.pools)
         return "a pool runs here, but does not work this stream" if runs else "no pool works its stream now"
-    return _why_unclaimed(rows)
+    return _why_unclaimed(rows, scene.held_up)
 
 
-def _why_unclaimed(rows: StreamRows) -> str:
+def _why_unclaimed(rows: StreamRows, held_up: Sequence[str]) -> str:
     """The same of a stream that a pool works."""
     if rows.trouble:
         return f"its stream is failing: {words.last_line(rows.trouble)}"
+    if held_up:
+        return f"its stream is held up: {'; '.join(held_up)}"
+    if rows.row.lease == "standby":
+        return "the pool here stands by: another process works its stream, `workerpool status` says which"
     if rows.row.state != "running":
         return f"its stream's process is {words.printable(rows.row.state)}"
     busy = [row for row in rows.workers if row.job and row.owner_is_running()]

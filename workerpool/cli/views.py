@@ -14,6 +14,7 @@ from queuekit.contract import JobView, PutAside
 from workerpool.cli import words
 from workerpool.cli.record import Record
 
+MENDING = "mend it, then `workerpool check` and `workerpool reload`"
 _WIDTH_WITHOUT_TERMINAL = 200
 _STYLES = {
     "running": "green",
@@ -21,6 +22,7 @@ _STYLES = {
     "failing": "bold red",
     "in trouble": "bold red",
     "stopped": "red",
+    "stuck": "bold red",
     "blocked": "red",
     "retrying": "yellow",
     "stopping": "yellow",
@@ -212,7 +214,8 @@ def _workers(workers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
 
 
 def _trouble(stream: Mapping[str, Any]) -> Text:
-    return Text(f"! {words.printable(stream['name'])}: {words.last_line(stream['error'])}", style="red")
+    said = f"! {words.printable(stream['name'])}: {words.last_line(stream['error'])}"
+    return Text(f"{said}; {MENDING}" if stream["cannot_load"] else said, style="red")
 
 
 # -- jobs

@@ -355,3 +355,17 @@ def test_a_whole_id_goes_before_a_longer_one_that_it_begins(store: Store) -> Non
 def test_what_the_stream_is_called_begins_no_id(store: Store) -> None:
     store.queue.submit("encode")
     assert store.run("show", "encode").exit_code == 1
+
+
+def test_a_retry_that_was_cut_off_is_told_and_can_be_gone_on_with(store: Store) -> None:
+    id = store.ended("blocked")
+    [name] = [path.name for path in (store.folder / "done").iterdir() if path.suffix != ".signal" and id in path.name]
+    signal = next(path for path in (store.folder / "done").iterdir() if path.name.startswith(id))
+    signal.rename(store.folder / ".workerpool" / "retry" / name)  # what a retry does first
+    shown = store.run("show", id).stdout
+    assert "a retry of it was cut off; a running pool or `workerpool fsck --repair` finishes it" in shown
+    assert f"workerpool retry {id}" in shown
+    assert "will not run again" not in shown
+    assert store.read("show", id)["retry_cut_off"] is True
+    assert store.run("retry", id).exit_code == 0
+    assert (store.read("show", id)["state"], store.read("show", id)["retry_cut_off"]) == ("pending", False)

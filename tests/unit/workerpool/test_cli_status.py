@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -482,3 +484,128 @@ def test_a_configuration_that_others_can_write_is_not_even_asked_for_its_store(c
     config.write_text(CONFIG)
     config.chmod(0o666)
     assert status(config).exit_code == 2
+
+
+# -- a store that was moved away from its pool
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what a process has open")
+
+
+@linux_only
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_pool_whose_store_is_not_at_its_path_is_named_and_can_be_stopped(
+    config: Path, board: Board, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    spool, pid, sent = config.parent / "spool", board.header.pid, list[int]()
+    monkeypatch.setattr("workerpool.cli.steer.kill_process", lambda pid, start, number: sent.append(number) or True)
+    monkeypatch.setattr("workerpool.cli.steer._PATIENCE_SECONDS", 0.0)
+    shutil.rmtree(spool) if gone else spool.rename(config.parent / "away")
+    result = status(config)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"`kill -TERM {pid}` ends the pool" in result.stderr
+    assert "makes it" not in result.stderr
+    assert gone or f"in {config.parent / 'away'}: move it back" in result.stderr
+    assert CliRunner().invoke(cli, ["stop", str(config)]).exit_code == 0
+    assert sent == [signal.SIGTERM]
+    board.row(0).say(state="stopping")
+    assert CliRunner().invoke(cli, ["stop", "--now", str(config)]).exit_code == 0
+    assert sent == [signal.SIGTERM, signal.SIGINT]
+
+
+@linux_only
+def test_beside_a_new_store_the_pool_of_the_moved_one_is_a_warning(config: Path, board: Board) -> None:
+    (config.parent / "spool").rename(config.parent / "away")
+    QueueKit(config.parent / "spool").close()
+    told = facts(config)
+    assert (told["running"], told["streams"][0]["health"]) == (False, "stopped")
+    [warning] = told["warnings"]
+    assert warning.startswith(
+        f"pool {board.header.pid} of this configuration works a store in {config.parent / 'away'}"
+    )
+
+
+@linux_only
+def test_a_living_pool_of_another_configuration_is_not_named(config: Path, board: Board) -> None:
+    (config.parent / "spool").rename(config.parent / "away")
+    other = config.with_name("other.toml")
+    other.write_text(CONFIG)
+    assert str(board.header.pid) not in status(other).stderr
+    assert CliRunner().invoke(cli, ["stop", str(other)]).exit_code == 1
+
+
+# -- dead pools
+
+
+@pytest.fixture
+def dead(config: Path, board: Board) -> Board:
+    """The same pool, killed: it had its stream."""
+    board.row(1).set(held_ms=1000)
+    for row in (1, 2):
+        board.row(row).adopt(2**22 + 1, "nobody")
+    os.rename(board.path, moved := str(Path(board.path).with_name("board-1-1")))
+    board.close()
+    board.path = moved
+    return board
+
+
+@pytest.mark.parametrize(("held_ms", "warned"), [(0, True), (999, True), (1001, False)])
+def test_a_dead_pool_is_told_of_until_another_has_taken_over(
+    config: Path, dead: Board, held_ms: int, warned: bool
+) -> None:
+    assert any("ended without clearing up; `workerpool run" in warning for warning in facts(config)["warnings"])
+    heir = Board.create(str(config.parent / "spool" / ".workerpool"), 4, str(config))
+    heir.row(0).take(kind=Kind.MASTER, name="master", state="running")
+    heir.row(1).take(kind=Kind.STREAM, stream="mail", name="pid-2-x", state="running")
+    heir.row(1).set(held_ms=held_ms)
+    warnings = facts(config)["warnings"]
+    heir.remove()
+    assert any("without clearing up; a pool that works its streams takes over" in each for each in warnings) == warned
+
+
+# -- what is wrong has a next step, and its word
+
+
+def test_a_handler_that_cannot_be_imported_has_a_next_step(config: Path, board: Board) -> None:
+    board.row(1).say(state="failing", error="handler 'nomod:f': there is no module nomod")
+    assert "no module nomod; mend it, then `workerpool check` and `workerpool reload`" in status(config).stdout
+    with QueueKit(config.parent / "spool") as queue:
+        id = queue.submit("mail", b"x")
+    shown = CliRunner().invoke(cli, ["show", id, "--config", str(config)]).stdout
+    assert "there is no module nomod" in shown
+    assert re.search(r"next +workerpool check", shown)
+
+
+def test_a_stream_whose_processes_die_is_not_told_to_mend_its_handler(config: Path, board: Board) -> None:
+    board.row(1).say(error="exited with code 1")
+    board.row(1).adopt(2**22 + 1, "nobody")
+    shown = status(config).stdout
+    assert "exited with code 1" in shown
+    assert "mend" not in shown
+
+
+@pytest.mark.parametrize("row", [1, 2])
+def test_show_has_the_same_reason_as_status_for_what_is_held_up(config: Path, board: Board, row: int) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        id = queue.submit("mail", b"x")
+    with Asleep() as process:
+        board.row(row).adopt(process.pid, str(start_identity(process.pid)))
+        shown = CliRunner().invoke(cli, ["show", id, "--config", str(config)]).stdout
+        word = mail(config)["health"]
+    assert f"`kill -CONT {process.pid}` lets it go on" in shown
+    assert "about to be claimed" not in shown
+    assert word == ("stuck" if row == 1 else "running")
+
+
+def test_show_says_what_trouble_its_stream_is_in(config: Path, board: Board) -> None:
+    with QueueKit(config.parent / "spool") as queue:
+        id = queue.submit("mail", b"x")
+    board.row(1).say(trouble="the disk is full")
+    board.row(1).set(trouble_ms=int(time.time() * 1000))
+    assert "held up: the disk is full, since" in CliRunner().invoke(cli, ["show", id, "--config", str(config)]).stdout
+
+
+def test_a_dead_worker_has_no_running_clock(config: Path, board: Board) -> None:
+    board.row(2).start_job("job-7")
+    board.row(2).adopt(2**22 + 1, "nobody")
+    [worker] = mail(config)["workers"]
+    assert (worker["state"], worker["job"], worker["seconds"]) == ("dead", "job-7", None)
