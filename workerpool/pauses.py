@@ -16,12 +16,15 @@ import os
 import pwd
 import stat
 import time
+from typing import TypeGuard
 
 from queuekit.ids import safe_stream
 from queuekit.private import make_folders
 
 FOLDER = "pauses"
 _MOST_BYTES = 4096
+_LAST_MS = 10**14  # a time that every calendar has
+_LAST_PID = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +82,14 @@ def find(directory: str, stream: str) -> Pause | None:
     since, pid, user = said.get("since_ms"), said.get("pid"), said.get("user")
     return Pause(
         stream=stream,
-        since_ms=since if isinstance(since, int) else facts.st_mtime_ns // 1_000_000,
-        pid=pid if isinstance(pid, int) else None,
+        since_ms=since if _is_within(since, _LAST_MS) else facts.st_mtime_ns // 1_000_000,
+        pid=pid if _is_within(pid, _LAST_PID) else None,
         user=user if isinstance(user, str) else "",
     )
+
+
+def _is_within(number: object, most: int) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= most
 
 
 def _path(directory: str, stream: str) -> str:

@@ -17,6 +17,9 @@ from queuekit.job import Delivery
 from queuekit.lifecycle import State
 from queuekit.status import ObservationStatus
 
+_MOST = 2**53
+_WORDS = ("cause", "ended", "error")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRun:
@@ -56,7 +59,7 @@ class Record:
     @classmethod
     def of(cls, view: JobView) -> Record:
         """The record of a job as the store has it."""
-        dossier = dict(view.dossier or {})
+        dossier = _credible(view.dossier or {})
         ends = tuple(_earlier_ends(dossier.pop("earlier_ends", None)))
         ending, before = (dossier, {}) if _is_of_now(view, dossier, ends) else ({}, dossier)
         delivery = Delivery.of(view.job)
@@ -85,6 +88,17 @@ class Record:
         """The newest error that is kept; "" when there is none."""
         said = self.ending.get("error")
         return said if isinstance(said, str) else self.errors[-1] if self.runs else ""
+
+
+def _credible(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Without numbers that no time and no count can be, and without reasons that are no words."""
+    return {key: value for key, value in facts.items() if _is_credible(key, value)}
+
+
+def _is_credible(key: str, value: object) -> bool:
+    if key in _WORDS:
+        return isinstance(value, str)
+    return not isinstance(value, int | float) or -_MOST <= value <= _MOST
 
 
 def _is_of_now(view: JobView, dossier: Mapping[str, Any], ends: tuple[EarlierEnd, ...]) -> bool:
@@ -116,6 +130,7 @@ def _is_run(facts: object) -> bool:
 
 
 def _run(number: int, error: str, facts: Mapping[str, Any]) -> FailedRun:
+    facts = _credible(facts)
     ended, seconds, halved = facts.get("ended_ms"), facts.get("seconds"), facts.get("halved_from")
     return FailedRun(
         number=number,
@@ -133,6 +148,7 @@ def _earlier_ends(texts: object) -> list[EarlierEnd]:
 def _earlier_end(text: str) -> EarlierEnd:
     try:
         end = json.loads(text)
-        return EarlierEnd(status=str(end["status"]), ended_ms=int(end["completed_at"]["physical_time"]))
-    except (TypeError, ValueError, KeyError):  # kept as it was found
+        at = _credible(end["completed_at"])["physical_time"]
+        return EarlierEnd(status=str(end["status"]), ended_ms=int(at))
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):  # kept as it was found
         return EarlierEnd(text=text)
