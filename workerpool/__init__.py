@@ -5,12 +5,11 @@ What handlers use is here too; `JobContext` is their second argument. These name
 
 from __future__ import annotations
 
-import importlib
-import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # typing would take the longest of all that is imported before an interrupt is seen to
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
     from workerpool.outcome import Discard, Outcome, Retry
     from workerpool.worker.context import JobContext
 
@@ -26,6 +25,8 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
     return value
 

@@ -6,7 +6,10 @@ interrupt just ends the process, as it ends one that was not written in Python.
 
 from __future__ import annotations
 
-import signal
+try:
+    import signal
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 
 def main() -> None:

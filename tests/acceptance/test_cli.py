@@ -321,6 +321,19 @@ def test_a_deed_that_cannot_be_told_on_standard_output_is_told_as_done(place: Pl
     assert said[-1].endswith("but what is not printed was lost: No space left on device")
 
 
+@pytest.mark.parametrize("command", ["status", "jobs --json", "--help"])
+def test_who_has_closed_standard_output_learns_that_it_was_needed(place: Place, command: str) -> None:
+    code, said = lines_of(place, f"workerpool {command} >&-")
+    assert (code, said) == (1, ["workerpool: the output cannot be written: Bad file descriptor"])
+
+
+def test_a_handler_may_print_although_standard_output_was_closed(place: Place) -> None:
+    (place.folder / "handlers.py").write_text("def work(job): print('x' * 100_000, flush=True)\n")
+    place.run("send", "work", "fine")
+    code, _ = lines_of(place, "workerpool run --burst >&-")
+    assert (code, place.status()["streams"][0]["done"]) == (0, 1)
+
+
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&-"])
 def test_a_burst_without_standard_output_ends_as_its_jobs_do(place: Place, closed: str) -> None:
     place.run("send", "work", "fine")

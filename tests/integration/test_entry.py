@@ -45,6 +45,12 @@ def test_who_ignores_interrupts_is_not_interrupted() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_nothing_is_loaded_before_the_command_sees_to_interrupts() -> None:
+    program = "import sys; before = {*sys.modules}; import workerpool; print(*sorted({*sys.modules} - before))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert set(said.stdout.split()) <= {"workerpool", "__future__"}
+
+
 def test_the_package_gives_its_names_and_no_others() -> None:
     program = "import workerpool; print([n for n in dir(workerpool) if n[0] != '_'], workerpool.Retry.__name__)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -76,6 +77,14 @@ class Refusal(Exception):
         super().__init__(message)
 
 
+class ClosedOutput(io.TextIOWrapper):
+    """Standard output where the caller has closed it: whoever writes learns that nobody can read it."""
+
+    def write(self, _text: str) -> int:
+        """Raises `OSError`, as writing to the closed descriptor would."""
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 class Commands(click.Group):
     """The group: commands are loaded when they are used, and errors become messages."""
 
@@ -138,11 +147,16 @@ def _say(message: str, code: int) -> int:
 
 
 def _cannot_write(error: OSError) -> int:
-    """Say that the output is lost, and let nothing more come of it: the interpreter would try once more at its end."""
+    """Say that the output is lost."""
     click.echo(f"workerpool: the output cannot be written: {error.strerror}", err=True)
+    drop_output()
+    return FAILED
+
+
+def drop_output() -> None:
+    """Let nothing more come of standard output: the interpreter would try to write it once more at its end."""
     os.dup2(nowhere := os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
     os.close(nowhere)
-    return FAILED
 
 
 def code_of(error: QueueError) -> int:
@@ -212,7 +226,7 @@ def _open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
         if fd == 1 and sys.stdout is None:
-            sys.stdout = open(fd, "w", closefd=False)  # noqa: SIM115  it is open for as long as the process
+            sys.stdout = ClosedOutput(open(fd, "wb", closefd=False))  # noqa: SIM115  open for as long as the process
         if fd == 2 and sys.stderr is None:
             sys.stderr = open(fd, "w", closefd=False)  # noqa: SIM115
     os.close(fd)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import click
 
-from workerpool.cli.main import USAGE, Refusal
+from workerpool.cli.main import USAGE, ClosedOutput, Refusal
 from workerpool.cli.options import Source, complete_streams, with_source
 
 
@@ -36,4 +39,6 @@ def run_command(ctx: click.Context, source: Source, only: tuple[str, ...], burst
     from workerpool.process.title import set_title
 
     set_title("master")
+    if isinstance(sys.stdout, ClosedOutput):  # as a daemon is started; a handler that prints is not to fail for that
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  open for as long as the process
     ctx.exit(run(config, reload=source.load, burst=burst, only=only, standby=not no_standby))

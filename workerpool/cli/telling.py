@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import sys
 from collections.abc import Iterator
 
 import click
 
-from workerpool.cli.main import FAILED, Refusal
+from workerpool.cli.main import FAILED, Refusal, drop_output
 
 
 @contextlib.contextmanager
@@ -35,9 +34,3 @@ def tell_deed(line: str) -> None:
     """Print a line about a deed that is done; what is raised is that of `telling_of`."""
     with telling_of(line):
         click.echo(line)
-
-
-def drop_output() -> None:
-    """Let nothing more come of standard output: the interpreter would try to write it once more at its end."""
-    os.dup2(nowhere := os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
-    os.close(nowhere)
