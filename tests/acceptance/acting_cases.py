@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import signal
 import subprocess
 import time
 from typing import Any, NoReturn
@@ -37,6 +39,13 @@ def perform(told: dict[str, Any], job: Job, ctx: JobContext) -> object:
             hang_in_c()
         case "hang for a child":
             hang_for_a_child()
+        case "hang deaf":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            hang_in_c()
+        case "say":
+            os.write(2, told["words"].encode() * told["times"])
+            if told.get("die"):
+                os.kill(os.getpid(), signal.SIGKILL)
         case "log":
             ctx.logger.info("half of it", extra={"part": 1})
             logging.getLogger("mine").warning("a line of the handler's own")

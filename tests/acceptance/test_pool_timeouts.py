@@ -72,3 +72,19 @@ def test_a_stream_goes_on_within_a_second_after_a_timeout(make_estate: Callable[
     assert (run["run"], run["seconds"]) == (1, 0.6)
     assert end - 60_000 < run["ended_ms"] <= end
     assert pool.stop() == 0
+
+
+def test_who_says_nothing_gets_no_words_of_the_job_before_and_the_record_says_so(
+    make_estate: Callable[..., Estate],
+) -> None:
+    estate = make_estate({"encode": {"handler": "acting_cases:act", "workers": 1, "timeout": "600ms", "retries": 0}})
+    talking = estate.send(do="say", words="not mine\n", times=20_000)
+    deaf = estate.send(do="hang deaf")
+    dying = estate.send(do="say", words="my own\n", times=3, die=True)
+    assert estate.run("--burst").code == 6
+    assert estate.status_of(talking) == "done"
+    first, *rest = estate.dossier(deaf)["error"].splitlines()
+    assert first == "killed after 0.6 s (timeout)"
+    assert len(rest) == 1
+    assert "it did not say where it was" in rest[0]
+    assert estate.dossier(dying)["error"].endswith("its last words:\nmy own\nmy own\nmy own")

@@ -10,7 +10,7 @@ Policy (who is started, restarted or killed, and when) is `master/state.py` and 
 | `reap` | `reap`, `halts` and `Exit`: who ended, and how; who was stopped |
 | `kill` | `kill_group`, `kill_process`, `kill_strays`, `end_left_overs`, `has_children`: never a stranger |
 | `signals` | `SignalPipe`: signals as bytes of a pipe, for a loop |
-| `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`, `standard_descriptors`: of this process |
+| `descriptors` | `can_open`, `open_descriptors`, `descriptor_limit`, `standard_descriptors`, `unread_bytes`: ours |
 | `title` | `set_title`, `show_as`: what `ps` shows |
 | `wait` | `wait_readable`, `wait_writable`: for one descriptor |
 | `channel` | `Channel`: framed messages between a stream process and its worker |
@@ -23,6 +23,7 @@ from workerpool.process.descriptors import (
     descriptor_limit,
     open_descriptors,
     standard_descriptors,
+    unread_bytes,
 )
 from workerpool.process.identity import boot_id, is_running, start_identity
 from workerpool.process.kill import end_left_overs, has_children, kill_group, kill_process, kill_strays
@@ -61,6 +62,7 @@ __all__ = [
     "spawn",
     "standard_descriptors",
     "start_identity",
+    "unread_bytes",
     "wait_readable",
     "wait_writable",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import fcntl
 import os
 import resource
+import stat
+import termios
 
 from workerpool.process.spare import FULL, with_spare
 
@@ -38,6 +41,16 @@ def can_open() -> bool:
 def standard_descriptors() -> list[int]:
     """Which of the first three (standard input, output and error) are open."""
     return [fd for fd in range(3) if _is_open(fd)]
+
+
+def unread_bytes(fd: int) -> int:
+    """How many bytes lie in the pipe that a descriptor writes to; 0 when it is no pipe."""
+    count = array.array("i", [0])
+    try:
+        fcntl.ioctl(fd, termios.FIONREAD, count)
+        return count[0] if count[0] and stat.S_ISFIFO(os.fstat(fd).st_mode) else 0
+    except OSError:
+        return 0
 
 
 class KeptStandard:

@@ -55,8 +55,8 @@ _log = logging.getLogger("workerpool.stream")
 class Death:
     """What is known of a worker's end beside how it exited.
 
-    `last_lines`: the end of what it wrote to its standard error; `cause`: why the pool ended it, empty when it did not;
-    `unheard`: it had ended a run whose outcome has not come here.
+    `last_lines`: the end of what its last job wrote to its standard error; `cause`: why the pool ended it, empty when it
+    did not; `unheard`: it had ended a run whose outcome has not come here.
     """
 
     last_lines: str = ""
@@ -258,8 +258,15 @@ class Crew:
         elif member.channel.eof and member.silent_since is None:
             member.silent_since = time.monotonic()
             self._selector.unregister(member.channel)  # it would be readable for ever
-        member.heard += sum(isinstance(message, Out) for message in messages)
+        self._note_ends(member, messages)
         return messages
+
+    def _note_ends(self, member: _Member, messages: Sequence[Message]) -> None:
+        ends = [message for message in messages if isinstance(message, Out)]
+        member.heard += len(ends)
+        for end in ends:
+            if end.unread is not None:
+                member.stderr.note_end(*end.unread)
 
     def _give_up_silent(self, member: _Member) -> None:
         """One that has not ended soon after it fell silent never will by itself."""
@@ -385,7 +392,7 @@ class Crew:
         except ChannelError as error:
             member.row.say(error=str(error))
             member.broken = _SPOILED
-        member.heard += sum(isinstance(word, Out) for word in words)
+        self._note_ends(member, words)
         return words
 
     def close(self) -> None:
@@ -405,6 +412,8 @@ def _ended_by(row: RowView) -> int:
 
 
 def _tell(member: _Member, end: Exit, row: RowView) -> Death:
+    if row.job:
+        member.stderr.note_start(row.since_ns)
     left_it = end.code == EXIT_BAD_CHANNEL and row.state == "failed"
     return Death(
         last_lines=member.stderr.last_lines(),

@@ -2,11 +2,16 @@
 
 A pipe stands between the worker and our own standard error. When ours is slow (a pager, a full pipe of a service
 manager), nothing more is read from the worker, so that it waits as if it wrote there itself, and this loop does not.
+
+Jobs follow each other in a worker, and the pipe does not say where one's words end. What was read before a job began
+is none of its words; and a worker tells, with a job's outcome, how much then still lay in the pipe.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from workerpool import handlers
@@ -17,6 +22,7 @@ TOLD_BYTES = 2048
 INNERMOST_FRAMES = 12
 _FRAME = '  File "'
 _CALLER = f'"{handlers.__file__}"'
+_READS_KNOWN = 256
 _CHUNK = 4096  # a pipe that is writable takes this much without blocking (PIPE_BUF)
 
 
@@ -29,6 +35,9 @@ class StderrTap:
         self._target = target
         self._pending = b""
         self._tail = b""
+        self._total = 0  # bytes that were ever read
+        self._reads: deque[tuple[int, int]] = deque(maxlen=_READS_KNOWN)  # when (monotonic ns), and the total then
+        self._others = 0  # so many of the total were written by jobs that have ended
 
     def fileno(self) -> int:
         """Readable when the worker has written something, or is gone."""
@@ -55,7 +64,21 @@ class StderrTap:
                 return False
             self._tail = (self._tail + data)[-KEPT_BYTES:]
             self._pending = data
+            self._total += len(data)
+            self._reads.append((time.monotonic_ns(), self._total))
         return True
+
+    def note_end(self, at_ns: int, unread: int) -> None:
+        """A job has ended: of what had been written then, `unread` bytes were not read yet at `at_ns` (monotonic)."""
+        self._others = max(self._others, self._read_until(at_ns) + unread)
+
+    def note_start(self, at_ns: int) -> None:
+        """A job has begun at `at_ns` (monotonic): what was read before is not its."""
+        self._others = max(self._others, self._read_until(at_ns))
+
+    def _read_until(self, at_ns: int) -> int:
+        """How much was read by then, at least."""
+        return next((total for read_ns, total in reversed(self._reads) if read_ns <= at_ns), 0)
 
     def _push(self) -> bool:
         """Write what waits; whether nothing waits any more."""
@@ -72,8 +95,9 @@ class StderrTap:
         return True
 
     def last_lines(self) -> str:
-        """The end of what was written, at most about 2 KiB in whole lines, stacks without the pool's own frames."""
-        lines = list(_without_own_frames(self._tail.decode(errors="backslashreplace").splitlines()))
+        """The end of what the last job wrote, at most about 2 KiB in whole lines; stacks without the pool's frames."""
+        own = self._tail[max(0, len(self._tail) - (self._total - self._others)) :]
+        lines = list(_without_own_frames(own.decode(errors="backslashreplace").splitlines()))
         text = "\n".join(lines).strip()
         return text if len(text) <= TOLD_BYTES else text[-TOLD_BYTES:].partition("\n")[2] or text[-TOLD_BYTES:]
 

@@ -16,6 +16,7 @@ from workerpool.stream.crew import Death
 from workerpool.stream.journey import Journey
 from workerpool.stream.state import Roster, Slot, Unit
 
+_STACK = "(most recent call first)"
 _log = logging.getLogger("workerpool.stream")
 
 
@@ -58,7 +59,7 @@ class UnitEnds:
         `last_lines`: the end of its standard error, with the stack that it was asked for.
         """
         reason = f"killed after {limit:g} s (timeout)"
-        error = f"{reason}\nwhere it was, and its last words:\n{last_lines}" if last_lines else reason
+        error = "\n".join([reason, *_words_at_timeout(last_lines)])
         failed = Result.failed(error, run_seconds=limit)
         self._lost(unit, unit.overdue, lambda claimed: self._journey.ended(claimed, failed, unit.halved_from))
 
@@ -75,6 +76,14 @@ class UnitEnds:
             self._roster.first(Unit(left, halved_from=unit.halved_from).halves())
         else:
             charge(left[0])
+
+
+def _words_at_timeout(last_lines: str) -> list[str]:
+    """What a worker that was asked where it is had to say, and that it did not answer, if it did not."""
+    if _STACK in last_lines:
+        return ["where it was, and its last words:", last_lines]
+    silent = "it did not say where it was when it was asked: it blocks signals, hangs in the system, or was stopped"
+    return [silent, "its last words:", last_lines] if last_lines else [silent]
 
 
 def describe(end: Exit, seconds: float | None, death: Death, earlier: int) -> str:

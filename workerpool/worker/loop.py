@@ -43,6 +43,7 @@ from workerpool.process import (
     end_left_overs,
     open_descriptors,
     standard_descriptors,
+    unread_bytes,
 )
 from workerpool.process.channel import Channel, ChannelError, Frame
 from workerpool.process.reap import RSS_UNIT
@@ -253,8 +254,9 @@ class _Worker:
         ended = [(claim, result) for claim, result in zip(claims, results, strict=True) if self._counts(result)]
         done = sum(result.kind is ResultKind.SUCCESS for _, result in ended)
         self._row.end_job(done=done, failed=len(ended) - done)
+        unread = _unread_words()
         for claim, result in ended:
-            send_out(self._channel, claim.job.id, result)
+            send_out(self._channel, claim.job.id, result, unread)
             if result.error:
                 self._row.say(error=result.error)
         self._ran += len(claims)
@@ -327,6 +329,13 @@ class _Worker:
         except OSError as error:
             self._note_want(error)
             return 0
+
+
+def _unread_words() -> tuple[int, int] | None:
+    """For `Out.unread`. Looking at the clock first: what is read in between is rather taken for the next job's."""
+    at_ns = time.monotonic_ns()
+    count = unread_bytes(2)
+    return (at_ns, count) if count else None
 
 
 @with_spare

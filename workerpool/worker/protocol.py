@@ -7,7 +7,7 @@
 | ready | from it | `t=ready`: the handler is imported | |
 | failed | from it | `t=failed`, `error`: it could not be; the worker ends | |
 | sub | from it | `t=sub`, `id`, `sizes`: follow-up jobs of a job, before its out | their JSON, end to end |
-| out | from it | `t=out`, `id`, and `ok` (seconds of a plain success) or `r` (a result) | |
+| out | from it | `t=out`, `id`, `ok` (seconds of a plain success) or `r` (a result); `w`: `Out.unread`, if any | |
 | dropped | from it | `t=dropped`, `q`: a unit that was called back and is not started | |
 | spent | from it | `t=spent`, `reason`: it ends, and another one is to run what it had | |
 
@@ -76,10 +76,15 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Out:
-    """How one job's run ended."""
+    """How one job's run ended.
+
+    `unread`: when it had (monotonic ns), and how many bytes that were written to standard error were not read yet then;
+    None: none were.
+    """
 
     job_id: str
     result: Result
+    unread: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,7 +148,7 @@ class WorkerInbox:
             result = Result.from_dict({**header["r"], "submitted": []})
         if submitted and result.kind is ResultKind.SUCCESS:
             result = dataclasses.replace(result, submitted=submitted)
-        return Out(job_id, result)
+        return Out(job_id, result, _pair(header["w"]) if "w" in header else None)
 
 
 # -- the worker's end
@@ -169,24 +174,26 @@ def send_spent(channel: Channel, reason: str) -> None:
     channel.send({"t": "spent", "reason": reason})
 
 
-def send_out(channel: Channel, job_id: str, result: Result) -> None:
+def send_out(channel: Channel, job_id: str, result: Result, unread: tuple[int, int] | None = None) -> None:
     """Queue `Out`, with its follow-up jobs before it. A result that is too large becomes a failed run that says so."""
+    head: dict[str, object] = {"t": "out", "id": job_id}
+    if unread is not None:
+        head["w"] = unread
     try:
         _send_submitted(channel, job_id, result.submitted)
-        _send_result(channel, job_id, result)
+        _send_result(channel, head, result)
     except ChannelError as error:
-        _send_result(
-            channel, job_id, Result.failed(f"its outcome is too large: {error}", run_seconds=result.run_seconds)
-        )
+        failed = Result.failed(f"its outcome is too large: {error}", run_seconds=result.run_seconds)
+        _send_result(channel, head, failed)
 
 
-def _send_result(channel: Channel, job_id: str, result: Result) -> None:
+def _send_result(channel: Channel, head: dict[str, object], result: Result) -> None:
     if result.status is ObservationStatus.DONE and not result.artifacts:
-        channel.send({"t": "out", "id": job_id, "ok": round(result.run_seconds, 6)})
+        channel.send({**head, "ok": round(result.run_seconds, 6)})
     else:
         values = dataclasses.replace(result, submitted=()).to_dict()
         del values["submitted"]
-        channel.send({"t": "out", "id": job_id, "r": values})
+        channel.send({**head, "r": values})
 
 
 def _send_submitted(channel: Channel, job_id: str, jobs: Sequence[bytes]) -> None:
@@ -218,6 +225,13 @@ def _split(body: bytes, sizes: Sequence[int]) -> list[bytes]:
 
 def _plain_success(seconds: float) -> Result:
     return Result(kind=ResultKind.SUCCESS, status=ObservationStatus.DONE, run_seconds=seconds)
+
+
+def _pair(value: object) -> tuple[int, int]:
+    match value:
+        case [int(at_ns), int(count)] if count >= 0:
+            return at_ns, count
+    raise TypeError(f"{value!r} where a time and a number belong")
 
 
 def _text(value: object) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from workerpool import handlers
-from workerpool.stream.stderr import TOLD_BYTES, StderrTap
+from workerpool.process import unread_bytes
+from workerpool.stream.stderr import KEPT_BYTES, TOLD_BYTES, StderrTap
 
 
 @pytest.fixture
@@ -126,3 +129,59 @@ def test_of_a_deep_stack_the_innermost_frames_are_told(tap: StderrTap) -> None:
     told = tap.last_lines().splitlines()
     assert told[1] == '  File "/home/me/deep.py", line 0 in down'
     assert told[12:] == ['  File "/home/me/deep.py", line 11 in down', "  … and 28 more frames"]
+
+
+# -- whose words
+
+
+def read_all(tap: StderrTap) -> int:
+    """Let the tap read what is there; returns when that was done (monotonic ns)."""
+    tap.pump()
+    return time.monotonic_ns()
+
+
+def test_what_was_read_before_a_job_began_is_not_its(tap: StderrTap) -> None:
+    os.write(tap.writer, b"the job before\n")
+    begun = read_all(tap)
+    os.write(tap.writer, b"this one\n")
+    tap.pump()
+    tap.note_start(begun)
+    assert tap.last_lines() == "this one"
+
+
+def test_what_lay_in_the_pipe_when_a_job_ended_is_not_the_next_ones(tap: StderrTap) -> None:
+    os.write(tap.writer, b"the job before\n")
+    read_all(tap)
+    os.write(tap.writer, b"the rest of it\n")
+    ended, unread = time.monotonic_ns(), unread_bytes(tap.writer)
+    os.write(tap.writer, b"this one\n")
+    tap.pump()
+    tap.note_end(ended, unread)
+    tap.note_start(ended)
+    assert tap.last_lines() == "this one"
+
+
+def test_who_has_written_nothing_has_no_last_words_although_the_pipe_is_not_read_yet(tap: StderrTap) -> None:
+    os.write(tap.writer, b"the job before\n")
+    tap.note_end(time.monotonic_ns(), unread_bytes(tap.writer))
+    assert tap.last_lines() == ""
+    tap.pump()
+    assert tap.last_lines() == ""
+
+
+def test_a_job_that_writes_more_than_is_kept_has_the_end_of_it(tap: StderrTap, ends: tuple[int, int]) -> None:
+    os.write(tap.writer, b"the job before\n")
+    begun = read_all(tap)
+    for _ in range(2 * KEPT_BYTES // 4096):
+        os.write(tap.writer, b"mine\n" * 800)
+        tap.pump()
+        os.read(ends[0], 65536)
+    tap.note_start(begun)
+    assert set(tap.last_lines().splitlines()) == {"mine"}
+
+
+def test_only_a_pipe_has_unread_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    with open(tmp_path / "file", "rb+") as file:
+        assert unread_bytes(file.fileno()) == 0
+    assert unread_bytes(10_000) == 0

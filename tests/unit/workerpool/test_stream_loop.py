@@ -257,12 +257,26 @@ def test_the_record_of_a_timeout_tells_where_the_job_was(stage):
     it.send("a")
     it.open()
     it.crew.run()
-    it.crew.wrote[0] = '  File "handlers.py", line 3 in encode'
+    it.crew.wrote[0] = 'Thread 1 (most recent call first):\n  File "handlers.py", line 3 in encode'
     it.after(5.1)
     it.after(0.11)
     error = it.backend.store.dossiers["a"]["error"]
     assert error.splitlines()[0] == "killed after 5 s (timeout)"
+    assert error.splitlines()[1:3] == ["where it was, and its last words:", "Thread 1 (most recent call first):"]
     assert 'File "handlers.py", line 3 in encode' in error
+
+
+def test_the_record_of_a_timeout_tells_that_a_deaf_job_did_not_say_where_it_was(stage):
+    it = stage(timeout="5s", retries=0)
+    it.send("a")
+    it.open()
+    it.crew.run()
+    it.crew.wrote[0] = "my own words"
+    it.after(5.1)
+    it.after(0.11)
+    lines = it.backend.store.dossiers["a"]["error"].splitlines()
+    assert "did not say where it was" in lines[1]
+    assert lines[2:] == ["its last words:", "my own words"]
 
 
 def test_the_loop_wants_its_turn_when_an_overdue_worker_is_to_be_killed_and_not_before(stage):
