@@ -120,12 +120,12 @@ def _runs(record: Record) -> Lines:
 
 
 def _crashed(attempts: int, crashes: int) -> str:
-    """How many of the failed runs were the end of a worker."""
+    """How many of the failed runs died; what died with them, their errors tell."""
     if not crashes:
         return ""
     if attempts == crashes == 1:
-        return ", which took its worker with it"
-    return f", {crashes} of them took {'its worker with it' if crashes == 1 else 'their workers with them'}"
+        return ", charged as a crash"
+    return f", {crashes} of them charged as {'a crash' if crashes == 1 else 'crashes'}"
 
 
 def _when(run: FailedRun) -> str:

@@ -55,8 +55,8 @@ _log = logging.getLogger("workerpool.stream")
 class Death:
     """What is known of a worker's end beside how it exited.
 
-    `last_lines`: the end of what its last job wrote to its standard error; `cause`: why the pool ended it, empty when it
-    did not; `unheard`: it had ended a run whose outcome has not come here.
+    `last_lines`: the end of what its last job wrote to its standard error; `cause`: why the pool ended it, empty when
+    it did not; `unheard`: it had ended a run whose outcome has not come here.
     """
 
     last_lines: str = ""

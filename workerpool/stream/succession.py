@@ -24,27 +24,61 @@ _DEATH_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Predecessor:
-    """The rows of a stream process: its own, and its workers'. Its row's `name` is the owner in its lease."""
+    """The rows of a stream process: its own, and its workers'. Its row's `name` is the owner in its lease.
+
+    `pool`: which other pool it was of, in words; "" when it was of this one.
+    """
 
     stream: RowView
     workers: tuple[RowView, ...]
     killed_by_master: bool = False
+    pool: str = ""
 
     def running_jobs(self) -> list[tuple[str, str]]:
-        """`(job id, how its worker was lost)` of what ran when the process died; of batches none is known to blame.
+        """`(job id, how its worker was lost)` of what ran when the process died and is charged for that.
 
-        None of them is to blame when their pool killed them itself.
+        Of batches none is known to blame, and nobody is when their pool killed them itself.
         """
-        if self.killed_by_master:
-            return []
-        return [(row.job, self._how(row)) for row in self.workers if row.job and row.batch == 1]
+        return [(row.job, self._how(row)) for row in self._running() if not self._is_blameless(row)]
+
+    def blameless_runs(self) -> list[str]:
+        """What else ran then, a sentence each, for the log: their jobs run again, and nothing else tells of these."""
+        return [self._cut_short(row) for row in self._running() if self._is_blameless(row)]
+
+    def _cut_short(self, worker: RowView) -> str:
+        ran = f"job {worker.job}{_others(worker)} ran in {worker.name} since {_utc(worker.since_ms)}"
+        return f"{ran} and was cut short{self._by_whom()}; it is charged nothing and runs again"
+
+    def _running(self) -> list[RowView]:
+        return [row for row in self.workers if row.job]
+
+    def _is_blameless(self, worker: RowView) -> bool:
+        return self.killed_by_master or worker.batch != 1
+
+    def _by_whom(self) -> str:
+        return f" when {self.pool or 'its pool'} killed it" if self.killed_by_master else self._with_what().rstrip(",")
 
     def _how(self, worker: RowView) -> str:
-        if self.stream.state != DIED:
-            return f"{worker.name} died while it ran this job"
         if worker.pid == self.stream.pid:
-            return f"its stream's process, in which it ran (workers = 0), {self.stream.error}"
-        return f"{worker.name} died while it ran this job, with its stream's process, which {self.stream.error}"
+            lost = f"its stream's process, in which it ran (workers = 0), {self._fate()}"
+        else:
+            lost = f"{worker.name} died{self._with_what()} while it ran this job"
+        return f"{lost}\nthe run had begun {_utc(worker.since_ms)}; it is charged as a crash"
+
+    def _with_what(self) -> str:
+        of = f" (of {self.pool})" if self.pool else ""
+        return f" with its stream's process{of}, which {self._fate()},"
+
+    def _fate(self) -> str:
+        return self.stream.error if self.stream.state == DIED else "was killed, nobody saw by whom"
+
+
+def _others(row: RowView) -> str:
+    return f" (with {row.batch - 1} others)" if row.batch > 1 else ""
+
+
+def _utc(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
 
 
 def in_place(board: Board, first: int, count: int) -> Predecessor:
@@ -71,13 +105,14 @@ def _on_board(path: str, owner: str) -> Predecessor | None:
     try:
         if board.header.boot != boot_id():
             return None
-        rows = board.rows()
+        rows, pool = board.rows(), f"pool {board.header.pid}"
     finally:
         board.close()
     killed = any(row.kind is Kind.MASTER and row.state == KILLED for row in rows)
     for place, row in enumerate(rows):
         if row.kind is Kind.STREAM and row.name == owner:
-            return Predecessor(row, tuple(_workers_of(rows[place + 1 :], row)), killed) if _is_dead(row) else None
+            workers = tuple(_workers_of(rows[place + 1 :], row))
+            return Predecessor(row, workers, killed, pool) if _is_dead(row) else None
     return None
 
 

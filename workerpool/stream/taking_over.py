@@ -29,6 +29,7 @@ class TakingOver:
         self._in_place = in_place
         self._shared = not desk.config.exclusive
         self._charged = 0
+        self._told_of = ""
         self._trouble = desk.troubles.new("taking the stream over", _log)
 
     def act(self, now: float) -> None:
@@ -98,9 +99,17 @@ class TakingOver:
         found = succession.find(owner, self._directory, self._in_place)
         if found is not None:
             succession.kill_left_over(found.workers)
+            self._tell(owner, found)
             for job_id, how in found.running_jobs():
                 claimed = desk.backend.adopt(job_id, lease=desk.lease)
                 if claimed is not None:
                     self._charged += 1
                     desk.journey.crashed(claimed, how)
         self._in_place = None
+
+    def _tell(self, owner: str, found: Predecessor) -> None:
+        """What ran there and is charged nothing, once."""
+        if owner != self._told_of:
+            self._told_of = owner
+            for sentence in found.blameless_runs():
+                _log.warning("%s", sentence)

@@ -156,15 +156,13 @@ def test_show_tells_of_a_blocked_job(store: Store) -> None:
 @pytest.mark.parametrize(
     ("attempts", "crashes", "said"),
     [
-        (1, 1, "1 run, which took its worker with it"),
-        (3, 1, "3 runs, 1 of them took its worker with it"),
-        (3, 2, "3 runs, 2 of them took their workers with them"),
+        (1, 1, "1 run, charged as a crash"),
+        (3, 1, "3 runs, 1 of them charged as a crash"),
+        (3, 2, "3 runs, 2 of them charged as crashes"),
         (3, 0, "3 runs"),
     ],
 )
-def test_show_tells_how_many_runs_were_the_end_of_a_worker(
-    store: Store, attempts: int, crashes: int, said: str
-) -> None:
+def test_show_tells_how_many_runs_died(store: Store, attempts: int, crashes: int, said: str) -> None:
     id = store.ended("blocked", cause="x", error="E", errors=["E"] * attempts, attempts=attempts, crashes=crashes)
     [line] = [line for line in store.run("show", id).stdout.splitlines() if line.startswith("  failed")]
     assert line == f"  {'failed':<9} {said}"

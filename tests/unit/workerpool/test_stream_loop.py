@@ -1095,6 +1095,9 @@ class DeadHolder:
     def running_jobs(self) -> list[tuple[str, str]]:
         return [(job_id, "encode-1 died while it ran this job") for job_id in self._running]
 
+    def blameless_runs(self) -> list[str]:
+        return ["job z was cut short"]
+
 
 def _won_from(owner: str, tenure: Tenure) -> Callable[[float], bool]:
     """A win of the lease from a dead holder."""
@@ -1118,6 +1121,23 @@ def test_what_a_take_over_blocks_is_counted(stage, monkeypatch):
     it.open()
     assert it.ended() == {"poison": "blocked"}
     assert it.row.sums["jobs_blocked"] == 1
+
+
+def test_what_was_cut_short_and_is_charged_nothing_is_said_once_however_often_the_take_over_is_tried(
+    stage, monkeypatch, caplog
+):
+    backend = Faulty()
+    it = stage(backend=backend)
+    monkeypatch.setattr(succession, "find", lambda *_: DeadHolder())
+    monkeypatch.setattr(it.stream._desk.tenure, "_try", _won_from("pid-1-dead", it.stream._desk.tenure))
+    backend.faults["reclaim_in_flight"] = BackendUnavailable("the lock is held")
+    it.open()
+    for _ in range(5):
+        it.after(2.0)
+    backend.faults.clear()
+    it.after(2.0)
+    assert it.stream._desk.taken_over
+    assert [record.message for record in caplog.records if "cut short" in record.message] == ["job z was cut short"]
 
 
 def test_a_take_over_of_a_free_stream_is_said_too(stage, caplog):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workerpool.board import KILLED, Board, Kind
+from workerpool.board import DIED, KILLED, Board, Kind
 from workerpool.process import is_running, reap, spawn, start_identity
 from workerpool.stream import succession
 from workerpool.stream.succession import find, in_place, kill_left_over
@@ -43,7 +43,7 @@ def play_worker(board: Board, index: int, *jobs: str, stream: str = "encode", en
         row.start_job(jobs[0])
     if end:
         row.end_job(done=1)
-    row.adopt(*NOBODY)
+    row.adopt(NOBODY[0] + index, NOBODY[1])
 
 
 def charged(board: Board, tmp_path: Path, owner: str = OWNER) -> list[str]:
@@ -172,3 +172,56 @@ def test_the_row_of_this_very_process_is_no_left_over(board):
 def _wait_for_ever() -> int:
     signal.pause()
     return 0
+
+
+# -- what is told
+
+
+def told(board: Board, tmp_path: Path, *, here: bool = True) -> list[str]:
+    """How each charged job was lost; `here`: by a process of this very pool."""
+    found = find(OWNER, str(tmp_path), in_place(board, 1, 3) if here else None)
+    assert found is not None
+    return [how for _, how in found.running_jobs()]
+
+
+def test_a_job_lost_with_a_stream_process_of_this_pool_has_its_end_and_its_begin(board, tmp_path):
+    play_stream(board)
+    board.row(1).say(state=DIED, error="was killed by SIGKILL")
+    play_worker(board, 2, "ran")
+    board.row(2).set(since_ms=1_700_000_000_000)
+    assert told(board, tmp_path) == [
+        "encode-2 died with its stream's process, which was killed by SIGKILL, while it ran this job\n"
+        "the run had begun 2023-11-14 22:13:20 UTC; it is charged as a crash"
+    ]
+
+
+def test_a_job_lost_with_a_whole_pool_tells_which(board, tmp_path):
+    play_stream(board)
+    play_worker(board, 2, "ran")
+    (how,) = told(board, tmp_path, here=False)
+    process = f"its stream's process (of pool {os.getpid()})"
+    assert how.startswith(f"encode-2 died with {process}, which was killed, nobody saw by whom, while")
+
+
+def test_a_run_that_is_charged_nothing_is_told_of_for_the_log(board, tmp_path):
+    board.row(0).take(kind=Kind.MASTER, name="master", state=KILLED)
+    play_stream(board)
+    play_worker(board, 2, "ran")
+    play_worker(board, 3, "ended", end=True)
+    board.row(2).set(since_ms=1_700_000_000_000)
+    found = find(OWNER, str(tmp_path), None)
+    assert found is not None
+    assert found.blameless_runs() == [
+        f"job ran ran in encode-2 since 2023-11-14 22:13:20 UTC and was cut short when pool {os.getpid()} killed it; "
+        "it is charged nothing and runs again"
+    ]
+
+
+def test_a_batch_that_nobody_is_known_to_blame_for_is_told_of_once(board, tmp_path):
+    play_stream(board)
+    play_worker(board, 2, "a", "b", "c")
+    play_worker(board, 3, "charged")
+    found = find(OWNER, str(tmp_path), in_place(board, 1, 3))
+    assert found is not None
+    (sentence,) = found.blameless_runs()
+    assert sentence.startswith("job a (with 2 others) ran in encode-2 since ")
