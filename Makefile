@@ -1,4 +1,4 @@
-# make demo | test | torture | lint | wheel | clean
+# make demo | test | torture | lint | audit | wheel | clean
 #
 # Each target makes its own .venv, once: from the hashed lock file, again when that or pyproject.toml changes.
 # PYTHON picks the interpreter that it is made with: make test PYTHON=python3.14
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture lint format lock wheel clean
+.PHONY: help demo test torture lint audit format lock wheel clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lint: $(READY)  ## style, types, import layers
 	$(BIN)/mypy
 	$(BIN)/mypy examples/reindex
 	$(BIN)/lint-imports
+
+audit:  ## look the locked requirements up in the database of known vulnerabilities (needs the network)
+	$(PYTHON) .ci/audit
 
 format: $(READY)  ## what lint can repair by itself
 	$(BIN)/ruff check --fix .
