@@ -40,6 +40,15 @@ def test_each_message_is_the_line_that_systemd_knows(manager: socket.socket) -> 
     ]
 
 
+@pytest.mark.parametrize("nasty", ["x\nMAINPID=1", "\x1b[2J\0\x7f\u202e", "\udcff", "x" * 10_000_000])
+def test_what_a_handler_says_adds_no_message_and_no_terminal_sequence(manager: socket.socket, nasty: str) -> None:
+    Notifier(environment(manager)).status(f"stream encode: {nasty}")
+    told = manager.recv(100_000).decode()
+    assert told.startswith("STATUS=stream encode: ")
+    assert told.isprintable()
+    assert len(told) <= 1100
+
+
 def test_a_reload_carries_the_time_that_tells_it_from_an_older_one(manager: socket.socket) -> None:
     Notifier(environment(manager)).reloading()
     first, second = manager.recv(200).decode().splitlines()
