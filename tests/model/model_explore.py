@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Mapping
 
 from model_actors import Actors
+from model_rules import Rules
 from model_world import Drainer, World
 
 Level = list[tuple[int, World]]
@@ -67,7 +68,7 @@ class Result:
 def explore(configuration: Configuration, off: str = "", *, most: int = 10_000_000) -> Result:
     """Visit every state. `off`: a rule that does not hold; `most`: more states than this are a mistake."""
     began = time.perf_counter()
-    atlas = _Atlas(Actors(off=frozenset([off] if off else []), adopts=configuration.adopts), configuration.start())
+    atlas = _Atlas(Actors(Rules(frozenset([off] if off else []), configuration.adopts)), configuration.start())
     fault = ""
     trace: tuple[str, ...] = ()
     level = [(0, atlas.start)]

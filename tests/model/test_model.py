@@ -10,8 +10,8 @@ import itertools
 from collections import Counter
 
 import pytest
-from model_actors import RULES
 from model_explore import Configuration, explore
+from model_rules import RULES
 
 LOST = "the job is lost: it was accepted and is nowhere"
 AGAIN = "the job runs again, and nothing had failed, died or been stuck"
