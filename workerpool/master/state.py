@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from workerpool.policy import respawn_delay
 
 LIVED_LONG_SECONDS = 10.0
-FRUITLESS_DEATHS = 8
-"""A stream whose processes have died so often in a row, none of them having settled a job, is not waited for."""
+FRUITLESS_DEATHS, FRUITLESS_SECONDS = 5, 10.0
+"""A stream whose processes have died so often in a row and for so long, and settled no job meanwhile, is hopeless."""
 
 
 class Condition(enum.Enum):
@@ -31,7 +31,8 @@ class StreamState:
 
     `start_at`: when its process is to be started next; `starts`: how often it was; `dismissed`: it is not wanted any
     more; `told_to_end`: so its process was told to end, whatever is wanted by now; `settled`: jobs that its processes
-    had settled when one last died; `fruitless`: those that died in a row without settling one.
+    had settled when one last died; `fruitless`, `fruitless_since`: how many have died in a row without settling one,
+    and when the first of them was started; `is_hopeless`: whether they die again and again and get nothing done.
     """
 
     name: str
@@ -41,6 +42,8 @@ class StreamState:
     failures: int = 0
     settled: int = 0
     fruitless: int = 0
+    fruitless_since: float = 0.0
+    is_hopeless: bool = False
     ever_ready: bool = False
     dismissed: bool = False
     told_to_end: bool = False
@@ -63,10 +66,9 @@ class StreamState:
         if self.condition is not Condition.READY:
             self.condition = Condition.FAILING
 
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether its processes die again and again and get nothing done."""
-        return self.fruitless >= FRUITLESS_DEATHS
+    def got_something_done(self) -> None:
+        """It has settled a job, or seen that there is none."""
+        self.fruitless, self.is_hopeless = 0, False
 
     def ended(self, now: float) -> None:
         """Its process is gone, as it was told; should it be wanted again, it is started at once."""
@@ -80,12 +82,21 @@ class StreamState:
         may be there again at any time and says nothing of the stream.
         """
         if settled != self.settled:
-            self.settled, self.fruitless = settled, 0
-        self.fruitless += not for_want_of_store
+            self.settled = settled
+            self.got_something_done()
+        if not for_want_of_store:
+            self._note_fruitless(now)
         lived_long = self.ever_ready and now - self.started >= LIVED_LONG_SECONDS
         self.failures = 1 if lived_long else self.failures + 1
         self.condition, self.idle, self.confirmed = Condition.DOWN, None, None
         self.start_at = now + respawn_delay(self.failures, self.ever_ready)
+
+    def _note_fruitless(self, now: float) -> None:
+        if not self.fruitless:
+            self.fruitless_since = self.started
+        self.fruitless += 1
+        if self.fruitless >= FRUITLESS_DEATHS and now - self.fruitless_since >= FRUITLESS_SECONDS:
+            self.is_hopeless = True
 
     def put_off(self, until: float) -> None:
         """Its process could not be made: the system's fault, which says nothing of the stream."""
@@ -117,7 +128,8 @@ class Burst:
 
     def said_idle(self, stream: StreamState, handled: int, question: int | None) -> None:
         """A stream's answer; `question`: the number of the last question that it had seen."""
-        stream.idle, stream.confirmed, stream.fruitless = handled, question, 0
+        stream.idle, stream.confirmed = handled, question
+        stream.got_something_done()
 
     def next_question(self, streams: Iterable[StreamState]) -> int | None:
         """The number of a question to put to every stream now, or None: not yet, or it is being answered."""

@@ -15,7 +15,7 @@ from workerpool.master.bursting import Bursting
 from workerpool.master.desk import Desk, Workplace
 from workerpool.master.hearing import Hearing
 from workerpool.master.moving import Moving
-from workerpool.master.state import FRUITLESS_DEATHS, Burst
+from workerpool.master.state import FRUITLESS_DEATHS, FRUITLESS_SECONDS, Burst
 from workerpool.master.stopping import Stopping
 from workerpool.master.streams import Streams
 from workerpool.process import Channel, Exit
@@ -35,6 +35,7 @@ class Pool:
     """A master's parts with one stream whose processes are played: each has a channel, and ends as the test says."""
 
     def __init__(self, board: Board, *, burst: bool) -> None:
+        self.now = 0.0
         pool = load_config({"store": {"url": "dir:/nowhere"}, "streams": {"encode": {"handler": "h:f"}}})
         place = Workplace(
             board=board,
@@ -57,12 +58,13 @@ class Pool:
     def live_and_die(self, how: Callable[[Channel], object] = lambda _: None, *, code: int = 1) -> None:
         """One process: `how` is what it still does with its channel."""
         self.member.channel, theirs = Channel.pair()
-        self.member.state.began(0.0)
+        self.member.state.began(self.now)
+        self.now += FRUITLESS_SECONDS
         self.desk.place.board.row(1).take(kind=Kind.STREAM, stream="encode")
         theirs.send({"t": "ready"})
         how(theirs)
         theirs.flush()
-        self.streams.bury(self.member, Exit(pid=1, code=code, signal=None, max_rss=0), 1.0)
+        self.streams.bury(self.member, Exit(pid=1, code=code, signal=None, max_rss=0), self.now)
         theirs.close()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from workerpool.master.state import (
     FRUITLESS_DEATHS,
+    FRUITLESS_SECONDS,
     Burst,
     Condition,
     Ending,
@@ -129,9 +130,9 @@ def test_every_interrupt_asks_harder_and_a_term_only_once():
 # -- dying again and again
 
 
-def die_often(state: StreamState, times: int, settled: int = 0, **why: bool) -> None:
+def die_often(state: StreamState, times: int, settled: int = 0, lived: float = FRUITLESS_SECONDS, **why: bool) -> None:
     for _ in range(times):
-        state.died(state.start_at, settled, **why)
+        state.died(state.started + lived, settled, **why)
         state.began(state.start_at)
 
 
@@ -145,10 +146,22 @@ def test_a_stream_whose_processes_die_again_and_again_is_hopeless_until_one_gets
     assert not state.is_hopeless
 
 
+def test_a_stream_is_not_given_up_for_deaths_that_follow_each_other_at_once_nor_for_a_few_slow_ones():
+    state = running("encode")
+    die_often(state, 2, lived=0.0)
+    assert state.started == 0.1
+    die_often(state, FRUITLESS_DEATHS - 2, lived=0.0)
+    assert not state.is_hopeless
+    while state.started < FRUITLESS_SECONDS:
+        die_often(state, 1, lived=0.0)
+    die_often(state, 1, lived=0.0)
+    assert state.is_hopeless
+
+
 def test_a_stream_that_settles_jobs_between_its_deaths_is_never_hopeless():
     state = running("encode")
     for settled in range(1, 10 * FRUITLESS_DEATHS):
-        state.died(state.start_at, settled)
+        die_often(state, 1, settled=settled)
         assert not state.is_hopeless
 
 
