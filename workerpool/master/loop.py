@@ -105,8 +105,8 @@ class Master:
             self._on_signal(number, now)
         self._hearing.act()
         self._reap(now)
-        self._bursting.act(now)
         self._judge_start(now)
+        self._bursting.act(now)
         self._stopping.act(now)
         self._service.act(now)
         for member in self._desk.members.values():
