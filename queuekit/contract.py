@@ -151,7 +151,7 @@ class Transfer(abc.ABC):
 
     @abc.abstractmethod
     def whole(self) -> Iterator[JobView | PutAside]:
-        """Every job in sight, with its dossier whatever its state, and what cannot be read as one. For a store at rest."""
+        """Every job in sight, with its dossier in any state, and what cannot be read as one. For a store at rest."""
 
     @abc.abstractmethod
     def leaving(self) -> Iterator[JobView]:

@@ -48,6 +48,4 @@ class TooFewDescriptors(PoolError):
 
     def __init__(self, needed: int, limit: int) -> None:
         self.needed, self.limit = needed, limit
-        super().__init__(
-            f"a pool of this size needs at least {needed} descriptors; the limit is {limit} (ulimit -n)"
-        )
+        super().__init__(f"a pool of this size needs at least {needed} descriptors; the limit is {limit} (ulimit -n)")
