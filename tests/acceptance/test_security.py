@@ -208,7 +208,7 @@ def run(config: Path, *flags: str, **environment: str) -> subprocess.CompletedPr
 
 def configured(folder: Path, url: str, **tables: str) -> Path:
     (folder / "code").mkdir()
-    (folder / "code" / "tasks.py").write_text("def run(job): open('ran', 'a').write('x')\n")
+    (folder / "code" / "tasks.py").write_text("def run(job): pass\n")
     (folder / "config.toml").write_text(
         f'[store]\nurl = "{url}"\n[handlers]\npath = ["code"]\n[streams.encode]\nhandler = "tasks:run"\n'
         '[lease]\nttl = "1s"\n' + "".join(f"[{name}]\n{text}\n" for name, text in tables.items())
