@@ -55,6 +55,7 @@ def test_a_database(tmp_path: Path, scheme: str, request: pytest.FixtureRequest)
 def test_it_disturbs_no_pool(make_estate: Callable[..., Estate]) -> None:
     estate = make_estate()
     pool = estate.start()
+    until(pool.is_working(), "the pool")
     sent = [estate.send() for _ in range(200)]
     while not estate.finished(*sent)():
         assert told(estate, "pool")[0].startswith(f"ok: pool {pool.pid} runs here")

@@ -445,10 +445,10 @@ def _bounded(examples: int) -> settings:
 
 @pytest.mark.timeout(600)
 def test_sqlite_does_what_memory_does() -> None:
-    run_state_machine_as_test(OnSqlite, settings=_bounded(20))
+    run_state_machine_as_test(OnSqlite, settings=_bounded(12))
 
 
 @pytest.mark.timeout(600)
 def test_postgresql_does_what_memory_does(postgres_server: Server) -> None:
     OnPostgres.server = postgres_server
-    run_state_machine_as_test(OnPostgres, settings=_bounded(12))
+    run_state_machine_as_test(OnPostgres, settings=_bounded(6))
