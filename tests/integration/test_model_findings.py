@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stream_config import make_config
 
 from queuekit import Claimed, IllegalTransition, JobNotFound, LeaseLost, QueueKit, WriteFailed
 from queuekit.backends.maildir import layout
@@ -18,7 +19,6 @@ from queuekit.lease import DrainLease
 from queuekit.status import ObservationStatus
 from queuekit.testing.faults import FaultyOps
 from queuekit.testing.jobs import ids_of, make_job
-from workerpool.config import StreamConfig
 from workerpool.outcome import Result, classify
 from workerpool.stream.journey import Journey
 
@@ -26,22 +26,7 @@ STREAM = "encode"
 DONE = ObservationStatus.DONE
 ID, NEXT = "a" * 32, "b" * 32  # such names tell their stream: nothing is read before the claim
 JOB = make_job(ID)
-CONFIG = StreamConfig(
-    name=STREAM,
-    handler="m:h",
-    workers=1,
-    batch_size=1,
-    batch_wait=0.0,
-    timeout=0.0,
-    soft_timeout=0.0,
-    retries=3,
-    backoff=1.0,
-    max_backoff=300.0,
-    max_crashes=2,
-    max_jobs=0,
-    max_memory=0,
-    exclusive=True,
-)
+CONFIG = make_config()
 NAME = layout.job_filename(JOB)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from queuekit.backends.maildir.fsck.finding import Finding, Kind, Severity
+from queuekit.backends.maildir.fsck.finding import Finding, Kind, Severity, worded
 from queuekit.backends.sql import schema
 from queuekit.backends.sql.rows import (
     NO_END,
@@ -140,17 +140,7 @@ KINDS = {
 
 def finding(kind: str, path: str, what: str, *, repairable: bool = False, count: int = 1) -> Finding:
     """A finding of one of these kinds, with its words. `path`: a table, an index, a stream or `job ID`."""
-    facts = KINDS[kind]
-    return Finding(
-        kind=kind,
-        severity=facts.severity,
-        path=path,
-        what=what,
-        why=facts.why,
-        remedy=f"--repair {facts.repair}" if repairable else facts.by_hand,
-        repairable=repairable,
-        count=count,
-    )
+    return worded(KINDS[kind], kind, path, what, repairable=repairable, count=count)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -301,7 +301,11 @@ KINDS = {
 
 def finding(kind: str, path: str, what: str, *, repairable: bool = False, count: int = 1) -> Finding:
     """A finding of a known kind, with the kind's words."""
-    facts = KINDS[kind]
+    return worded(KINDS[kind], kind, path, what, repairable=repairable, count=count)
+
+
+def worded(facts: Kind, kind: str, path: str, what: str, *, repairable: bool, count: int) -> Finding:
+    """A finding with the words of its kind."""
     return Finding(
         kind=kind,
         severity=facts.severity,
