@@ -6,6 +6,7 @@ where it is tried as it is, and mutated with the rest.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
@@ -78,7 +79,7 @@ def try_all(kind: str, good: Sequence[bytes], count: int, read: Callable[[bytes]
     """
     found = kept(kind)
     before = _resident_mib()
-    for data in (*found, *damaged([*good, *found], count)):
+    for data in itertools.chain(found, damaged([*good, *found], count)):
         try:
             read(data)
         except Exception as error:
