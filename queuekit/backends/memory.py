@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES, checked_completion, prepare, same_job
+from queuekit.backends.claims import Claim, Claims
 from queuekit.backends.maildir import layout
-from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.memory_checkpoints import MemoryCheckpoints
 from queuekit.backends.memory_transfer import MemoryTransfer
 from queuekit.clock import ProcessClock, now_ms

@@ -21,10 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
+from queuekit.backends.claims import Claims
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.census import Census
 from queuekit.backends.maildir.checkpoints import MaildirCheckpoints
-from queuekit.backends.maildir.claims import Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.drain import Drainer
 from queuekit.backends.maildir.fsops import FileOps

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from queuekit.backends.claims import Claim, Claims
 from queuekit.backends.maildir import layout
-from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.lookahead import Lookahead
 from queuekit.backends.maildir.mount import Mount

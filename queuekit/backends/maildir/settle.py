@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from queuekit.backends.admission import checked_completion
+from queuekit.backends.claims import Claim, Claims
 from queuekit.backends.maildir import layout
-from queuekit.backends.maildir.claims import Claim, Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.mount import Mount, as_write_failed
 from queuekit.backends.maildir.ownership import Ownership

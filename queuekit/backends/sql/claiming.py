@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from queuekit.backends.maildir.claims import Claim
+from queuekit.backends.claims import Claim
 from queuekit.backends.sql import schema
 from queuekit.backends.sql.leases import SharedLease, SqlLease
 from queuekit.backends.sql.rows import JOB_COLUMNS, NOT_IN_FLIGHT, UNREADABLE, end_values, job_of, merged_dossier

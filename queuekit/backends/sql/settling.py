@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from queuekit.backends.admission import checked_completion
-from queuekit.backends.maildir.claims import Claim
+from queuekit.backends.claims import Claim
 from queuekit.backends.sql import schema
 from queuekit.backends.sql.leases import SharedLease
 from queuekit.backends.sql.rows import NOT_IN_FLIGHT, end_values, merged_dossier, values_of

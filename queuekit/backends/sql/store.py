@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from queuekit.backends.maildir.claims import Claim, Claims
+from queuekit.backends.claims import Claim, Claims
 from queuekit.backends.sql.database import Database
 from queuekit.backends.sql.deferrals import Deferrals
 from queuekit.backends.sql.leases import SqlLease

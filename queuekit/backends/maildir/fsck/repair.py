@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from queuekit import lease as leases
 from queuekit.backends.admission import DEFAULT_MAX_JOB_BYTES
+from queuekit.backends.claims import Claims
 from queuekit.backends.maildir import layout
-from queuekit.backends.maildir.claims import Claims
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.fsck import holders, jobs, records
 from queuekit.backends.maildir.fsck.examine import PATIENCE_SECONDS
