@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from queuekit.backends import claims as book
 from queuekit.backends.claims import Claim, Claims
-from queuekit.backends.maildir import claims as book
 from queuekit.hlc import HLC
 from queuekit.ids import SessionID
 
