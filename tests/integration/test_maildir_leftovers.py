@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from queuekit.backends.maildir import claims, layout
+from queuekit.backends import claims
+from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.backend import FilesystemBackend
 from queuekit.backends.maildir.fsck import examine, repair
 from queuekit.errors import BackendUnavailable, JobNotFound, QueueError, WriteFailed
