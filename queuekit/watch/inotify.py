@@ -41,17 +41,16 @@ def refusal(error: OSError) -> str:
     return f"inotify: {error.strerror or error}" + (f" (the limit is {limit})" if limit else "")
 
 
-class InotifyWatcher(FolderWatcher):
-    """Watches `place.new`, from the moment it is made.
+class InotifyInstance(FolderWatcher):
+    """A watcher with an inotify instance of its own, attached when it is made.
 
-    Raises `OSError` when the kernel refuses an instance (EMFILE) or the watch (ENOSPC); a missing folder is no error.
+    Raises `OSError` when the kernel refuses an instance (EMFILE) or the watch (ENOSPC); a missing place is no error.
     """
 
     kind = "inotify"
 
-    def __init__(self, place: Place, poll_interval: float = 0.2) -> None:
+    def __init__(self, place: Place, poll_interval: float) -> None:
         super().__init__(place, poll_interval)
-        self._watch = -1
         self._inotify = INotify(nonblocking=True)
         try:
             self.attach_or_raise()
@@ -63,16 +62,6 @@ class InotifyWatcher(FolderWatcher):
         """The inotify instance; readable when something happened."""
         return self._inotify.fileno()
 
-    def read(self) -> tuple[str, ...]:
-        """Names that arrived, without blocking; `()` when that is not known. Attaches anew when that is needed."""
-        events = self._take()
-        if self._seen is None or any(self._is_lost(event) for event in events):
-            self.attach()
-            return ARRIVED_UNNAMED
-        if any(event.mask & flags.Q_OVERFLOW for event in events):
-            return ARRIVED_UNNAMED
-        return tuple(dict.fromkeys(event.name for event in events if self._is_arrival(event)))
-
     def close(self) -> None:
         """Give the instance back; any number of times."""
         self._inotify.close()
@@ -83,18 +72,38 @@ class InotifyWatcher(FolderWatcher):
         except BlockingIOError:
             return []  # another thread took them between the question and the read
 
-    def _attach(self) -> None:
-        self._watch = self._inotify.add_watch(self.place.new, _WATCHED)
-
-    def _detach(self) -> None:
-        watch, self._watch = self._watch, -1
-        if watch < 0:
-            return
+    def _remove(self, watch: int) -> None:
         try:
             self._inotify.rm_watch(watch)
         except OSError as error:
             if error.errno != errno.EINVAL:  # EINVAL: the kernel has dropped it already
                 raise
+
+
+class InotifyWatcher(InotifyInstance):
+    """Watches `place.new`, from the moment it is made. Raises as `InotifyInstance` does."""
+
+    def __init__(self, place: Place, poll_interval: float = 0.2) -> None:
+        self._watch = -1
+        super().__init__(place, poll_interval)
+
+    def read(self) -> tuple[str, ...]:
+        """Names that arrived, without blocking; `()` when that is not known. Attaches anew when that is needed."""
+        events = self._take()
+        if self._seen is None or any(self._is_lost(event) for event in events):
+            self.attach()
+            return ARRIVED_UNNAMED
+        if any(event.mask & flags.Q_OVERFLOW for event in events):
+            return ARRIVED_UNNAMED
+        return tuple(dict.fromkeys(event.name for event in events if self._is_arrival(event)))
+
+    def _attach(self) -> None:
+        self._watch = self._inotify.add_watch(self.place.new, _WATCHED)
+
+    def _detach(self) -> None:
+        watch, self._watch = self._watch, -1
+        if watch >= 0:
+            self._remove(watch)
 
     def _is_lost(self, event: Event) -> bool:
         return event.wd == self._watch and bool(event.mask & _GONE)

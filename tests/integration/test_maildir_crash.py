@@ -6,11 +6,11 @@ Each story is run in a forked child that dies before call 1, 2, 3, … until it 
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from children import in_child
 from maildir_stories import BARRIER_FROM, STORIES, STREAM, Story, check, job, recover
 
 from queuekit import lease as lease_module
@@ -22,21 +22,6 @@ from queuekit.testing.faults import DIED, FaultyOps, die_at
 @pytest.fixture(autouse=True)
 def few_files_need_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount, "_SYNC_EACH", BARRIER_FROM)
-
-
-def in_child(act: Callable[[], None]) -> int:
-    """Run it in a forked child; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            act()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def play(root: Path, story: Story, number: int) -> None:

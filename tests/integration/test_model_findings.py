@@ -145,16 +145,22 @@ def fail_the_sync(ops: FaultyOps) -> None:
     before_call(ops, "sync_folder", lambda: None, errno.EIO)
 
 
-def test_a_repeated_reply_does_not_end_a_retried_job_that_another_has_claimed(
-    root: Path, ops: FaultyOps, stuck: FilesystemBackend, other: FilesystemBackend
-) -> None:
-    """Its last sync failed, a person retried the job, and a late claim of the last holder took it to cur/."""
+def half_replied(stuck: FilesystemBackend, ops: FaultyOps) -> DrainLease:
+    """A holder whose reply is in done/ and not acknowledged: its last sync failed. Returns its lease."""
     lease = won(stuck)
     stuck.write(JOB)
     stuck.drain_available(STREAM, lease=lease)
     fail_the_sync(ops)
     with pytest.raises(WriteFailed):
         stuck.complete(ID, DONE, lease=lease)
+    return lease
+
+
+def test_a_repeated_reply_does_not_end_a_retried_job_that_another_has_claimed(
+    root: Path, ops: FaultyOps, stuck: FilesystemBackend, other: FilesystemBackend
+) -> None:
+    """Its last sync failed, a person retried the job, and a late claim of the last holder took it to cur/."""
+    lease = half_replied(stuck, ops)
     other.retry(ID)
     os.rename(root / "new" / NAME, root / "cur" / NAME)
     with pytest.raises(JobNotFound):
@@ -166,12 +172,7 @@ def test_a_repeated_reply_does_not_end_a_retried_job_that_another_has_claimed(
 def test_a_repeated_reply_does_not_make_up_a_job_that_was_removed(
     root: Path, ops: FaultyOps, stuck: FilesystemBackend, other: FilesystemBackend
 ) -> None:
-    lease = won(stuck)
-    stuck.write(JOB)
-    stuck.drain_available(STREAM, lease=lease)
-    fail_the_sync(ops)
-    with pytest.raises(WriteFailed):
-        stuck.complete(ID, DONE, lease=lease)
+    lease = half_replied(stuck, ops)
     assert other.prune(-60.0, stream=STREAM) == 1
     with pytest.raises(JobNotFound):
         stuck.complete(ID, DONE, lease=lease)

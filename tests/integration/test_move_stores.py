@@ -9,12 +9,12 @@ import itertools
 import os
 import sqlite3
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from children import in_child
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -253,20 +253,6 @@ def test_killed_before_any_change_of_a_folder_it_goes_on(tmp_path: Path) -> None
 
 def _move_and_die(root: Path, number: int) -> None:
     move(*sides_of(root, at_change(number, lambda: os._exit(DIED))))
-
-
-def in_child(act: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            act()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def error_of(act: Callable[[], object]) -> str:

@@ -6,43 +6,31 @@ whatever else is made there would wake for nothing. An inotify instance must not
 
 from __future__ import annotations
 
-import errno
 import os
 
-from inotify_simple import Event, INotify, flags
+from inotify_simple import Event, flags
 
 from queuekit.backends.sql.watch import Settling
-from queuekit.watch.base import ARRIVED_UNNAMED, FolderWatcher, Place
+from queuekit.watch.base import ARRIVED_UNNAMED, Place
+from queuekit.watch.inotify import InotifyInstance
 
 _GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
 _OF_FILE = flags.MODIFY | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF | flags.DONT_FOLLOW
 _OF_FOLDER = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
 
 
-class SqliteInotifyWatcher(FolderWatcher):
+class SqliteInotifyWatcher(InotifyInstance):
     """Watches the database `place.new`, from the moment it is made.
 
     `poll_interval`: seconds between tries while the file is missing; `wal`: whether it may be in WAL mode. Raises
     `OSError` when the kernel refuses.
     """
 
-    kind = "inotify"
-
     def __init__(self, place: Place, poll_interval: float, *, wal: bool) -> None:
-        super().__init__(place, poll_interval)
         self._wal = f"{place.new}-wal" if wal else ""
         self._settling = Settling()
         self._watches: dict[str, int] = {}  # path -> watch
-        self._inotify = INotify(nonblocking=True)
-        try:
-            self.attach_or_raise()
-        except OSError:
-            self.close()
-            raise
-
-    def fileno(self) -> int:
-        """The inotify instance; readable when something happened."""
-        return self._inotify.fileno()
+        super().__init__(place, poll_interval)
 
     def timeout(self) -> float | None:
         """None when nothing is going on."""
@@ -60,16 +48,6 @@ class SqliteInotifyWatcher(FolderWatcher):
         if any(self._is_write(event) for event in events):
             self._settling.stirred()
         return ARRIVED_UNNAMED
-
-    def close(self) -> None:
-        """Give the instance back; any number of times."""
-        self._inotify.close()
-
-    def _take(self) -> list[Event]:
-        try:
-            return self._inotify.read(timeout=0)
-        except BlockingIOError:
-            return []
 
     def _attach(self) -> None:
         self._watches[self.place.new] = self._inotify.add_watch(self.place.new, _OF_FILE)
@@ -98,13 +76,8 @@ class SqliteInotifyWatcher(FolderWatcher):
 
     def _unwatch(self, path: str) -> None:
         watch = self._watches.pop(path, None)
-        if watch is None:
-            return
-        try:
-            self._inotify.rm_watch(watch)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: the kernel has dropped it already
-                raise
+        if watch is not None:
+            self._remove(watch)
 
     def _has_lost(self, path: str, events: list[Event]) -> bool:
         watch = self._watches.get(path)
