@@ -1,4 +1,4 @@
-# make demo | test | torture | lint | audit | wheel | clean
+# make demo | test | torture-short | torture | lint | audit | wheel | clean
 #
 # Each target makes its own .venv, once: from the hashed lock file, again when that or pyproject.toml changes.
 # PYTHON picks the interpreter that it is made with: make test PYTHON=python3.14
@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture lint audit format lock wheel clean
+.PHONY: help demo test torture torture-short lint audit format lock wheel clean
 
 help:  ## these lines
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,9 +25,13 @@ demo: $(READY)  ## re-index the standard library through a pool, then search it;
 	$(BIN)/python examples/reindex/demo.py $(if $(STORE),--store '$(STORE)')
 
 test: $(READY)  ## everything but the long runs
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not torture"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not torture and not torture_short"
 
-torture: $(READY)  ## the long runs
+torture-short: $(READY)  ## kills, power cuts, failing calls: each test of docs/reliability.md in its short form
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "torture_short and not alone"
+	$(BIN)/python -m pytest -m "torture_short and alone"
+
+torture: $(READY)  ## the same in their long forms: a night's work
 	$(BIN)/python -m pytest -m torture
 
 lint: $(READY)  ## style, types, import layers

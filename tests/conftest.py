@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from needs import skip_without
 
 from queuekit.locks import forget_all
 
@@ -25,6 +27,20 @@ def pytest_configure() -> None:
     """Forget PGPORT, PGOPTIONS and their like: they would speak to every PostgreSQL client of the tests."""
     for name in [name for name in os.environ if name.startswith("PG")]:
         del os.environ[name]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more than this machine has."""
+    for mark in item.iter_markers("needs"):
+        skip_without(mark.args)
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    """Random numbers whose seed is printed; `ACTING_SEED` rolls the same ones again."""
+    seed = int(os.environ.get("ACTING_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"ACTING_SEED={seed}")
+    return random.Random(seed)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,11 +23,3 @@ def make_estate(tmp_path: Path) -> Iterator[Callable[..., Estate]]:
             return stack.enter_context(Estate(tmp_path, streams or {"encode": {}}, **tables))
 
         yield make
-
-
-@pytest.fixture
-def dice() -> random.Random:
-    """Random numbers whose seed is printed; `ACTING_SEED` rolls the same ones again."""
-    seed = int(os.environ.get("ACTING_SEED") or random.SystemRandom().randrange(2**32))
-    print(f"ACTING_SEED={seed}")
-    return random.Random(seed)
