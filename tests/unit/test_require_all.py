@@ -24,7 +24,8 @@ CASES = {
     ("require_all", "summary"), [("0", "4 skipped, 1 xfailed, exit 0"), ("1", "1 failed, 1 xfailed, 3 errors, exit 1")]
 )
 def test_what_a_skip_counts_as(tmp_path: Path, require_all: str, summary: str) -> None:
-    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path / "conftest.py")
+    for name in ("conftest.py", "needs.py"):
+        shutil.copy(Path(__file__).parents[1] / name, tmp_path / name)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, source in CASES.items():
         (tmp_path / f"test_{name}.py").write_text(source)
