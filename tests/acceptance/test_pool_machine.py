@@ -92,8 +92,8 @@ def test_a_stream_process_without_free_descriptors_keeps_its_jobs(
     process = pool.stream_pid()
     idle = idle_worker(estate, pool)
     with no_more_descriptors(process, left):
+        estate.kill(idle)  # before there is anything that it could run
         pending = estate.send_many(20)
-        estate.kill(idle)
         gate.touch()
         if left < 2:
             until(lambda: "settling jobs" in pool.log, "the trouble")

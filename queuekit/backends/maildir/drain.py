@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from queuekit.backends.claims import Claim, Claims
+from queuekit.backends.complaints import Complaints, kind
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.lookahead import Lookahead
@@ -60,6 +61,7 @@ class Drainer:
         self._listed: dict[str | None, tuple[float, float]] = {}
         self._looks: dict[str, DrainLease] = {}
         self._odd: set[str] = set()
+        self._complaints = Complaints(_log)
         self._folders_doubted = False
         self._guard = threading.RLock()
 
@@ -85,7 +87,7 @@ class Drainer:
         if failure and not claimed:
             raise failure
         if failure:
-            _log.warning("a drain was not complete: %s", failure)
+            self._complaints.say(kind(failure), "a drain was not complete: %s", failure)
         claimed.sort(key=lambda each: each.job.submitted_at)
         return claimed
 

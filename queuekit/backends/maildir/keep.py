@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 
+from queuekit.backends.complaints import Complaints
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.mount import Mount, as_write_failed
 from queuekit.backends.maildir.ownership import Ownership
@@ -46,6 +47,7 @@ class Keeper:
         self._mount = mount
         self._ownership = ownership
         self._settler = settler
+        self._complaints = Complaints(_log)
 
     # -- finding a job
 
@@ -232,7 +234,8 @@ class Keeper:
                         if self._finish_retry(name, stream):
                             pending.append(name)
                 except QueueError as error:
-                    _log.warning("the retry that was cut off with the intent %r cannot go on now: %s", name, error)
+                    message = "the retry that was cut off with the intent %r cannot go on now: %s"
+                    self._complaints.say(name, message, name, error)
         return pending
 
     def _intents(self, stream: str) -> list[str]:

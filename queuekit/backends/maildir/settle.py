@@ -18,6 +18,7 @@ from typing import Any
 
 from queuekit.backends.admission import checked_completion
 from queuekit.backends.claims import Claim, Claims
+from queuekit.backends.complaints import Complaints
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.mount import Mount, as_write_failed
@@ -54,6 +55,7 @@ class Settler:
         self._claims = claims
         self._ownership = ownership
         self._deferred = deferred
+        self._complaints = Complaints(_log)
 
     # -- complete
 
@@ -354,7 +356,8 @@ class Settler:
         except BackendUnavailable as error:
             if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
                 raise
-            _log.error("a job in flight stays where it is, the disk does not give it: %s", error)
+            message = "a job in flight stays where it is, the disk does not give it: %s"
+            self._complaints.say(file, message, error)
             return False
 
     def _claim_files(self) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,41 @@
+"""What goes wrong again and again is said once a minute, not at every try. No I/O but the log's."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+_AGAIN_SECONDS = 60.0
+_MOST = 1_000
+
+
+class Complaints:
+    """What one part of a backend has said lately."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic seconds."""
+        self._log = logger
+        self._clock = clock
+        self._said: dict[object, float] = {}
+
+    def say(self, subject: object, message: str, *facts: object) -> None:
+        """Warn, unless the same was said of this subject within the last minute.
+
+        :param subject: what makes two complaints one: hashable
+        :param message: and `facts`: as for `logging`
+        """
+        now = self._clock()
+        if now - self._said.get(subject, float("-inf")) < _AGAIN_SECONDS:
+            return
+        if len(self._said) >= _MOST:
+            self._said = {each: at for each, at in self._said.items() if now - at < _AGAIN_SECONDS}
+        if len(self._said) < _MOST:
+            self._said[subject] = now
+            self._log.warning(message, *facts)
+
+
+def kind(error: BaseException) -> str:
+    """What makes two errors one complaint: the system's reason, at whatever file it was met; else the type."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return f"errno {cause.errno}" if isinstance(cause, OSError) else type(error).__name__
