@@ -27,6 +27,9 @@ from types import TracebackType
 from queuekit.errors import BackendUnavailable
 
 PATIENCE_SECONDS = 10.0
+_ALIVE = ".alive"
+_TELLING_NS = 3600 * 10**9
+_FOUND_DEAD = 2  # which line after the boot's, written when somebody first finds that nobody holds the file
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -181,11 +184,36 @@ def life_of(path: str) -> Life:
 def remove_dead(path: str) -> bool:
     """Unlink an alive file if nobody holds it; whether that was so."""
     with _try_locked(path) as fd:
-        if fd is None or fd < 0:
+        if fd is None or fd < 0 or not _is_at(fd, path):  # given up, and held anew, since it was opened
             return False
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return True
+
+
+def sweep_dead(folder: str) -> None:
+    """Unlink those alive files of a folder that tell nothing any more; for a folder that many queues have in common.
+
+    Nobody holds them, and they are of another boot, or a sweep found them so an hour ago: who would follow the dead one
+    has done it, or goes by the time of its last heartbeat. What cannot be looked at or unlinked stays.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.endswith(_ALIVE):
+                _sweep(os.path.join(folder, name))
+
+
+def _sweep(path: str) -> None:
+    now = time.monotonic_ns()
+    with contextlib.suppress(OSError), _try_locked(path) as fd:
+        if fd is None or fd < 0 or not _is_at(fd, path):
+            return
+        boot, *facts = os.pread(fd, 200, 0).decode(errors="replace").split("\n")
+        found = facts[_FOUND_DEAD] if len(facts) > _FOUND_DEAD else ""
+        if boot != boot_id() or (found.isdecimal() and now - int(found) >= _TELLING_NS):
+            os.unlink(path)
+        elif not found:
+            os.pwrite(fd, f"{now}\n".encode(), os.fstat(fd).st_size)
 
 
 @functools.cache

@@ -42,6 +42,8 @@ class Claimer:
             self._refuse_if_leased(stream)
         elif stream is None or lease.stream != stream:
             raise LeaseLost(stream or "(all)", f"a lease of stream {lease.stream!r} was given")
+        if lease is None and self._store.claims.has_grown:
+            self._review_claims()
         while limit != 0:
             pending, due = self._look(stream, lease)
             if not (pending or due):
@@ -50,6 +52,19 @@ class Claimer:
             if claimed or not put_aside:
                 return claimed
         return []
+
+    def _review_claims(self) -> None:
+        """Forget claims that somebody else has settled long ago."""
+        claims = self._store.claims
+        for portion in portions(claims.long_gone(self._in_flight())):
+            still = self._in_flight(jobs.c.id.in_([claim.job_id for claim in portion]))  # claimed since the first look
+            claims.drop_all(claim for claim in portion if claim.job_id not in still)
+        claims.reviewed()
+
+    def _in_flight(self, *among: sa.ColumnElement[bool]) -> set[str]:
+        """The ids of the jobs in flight, whoever claimed them."""
+        here = sa.select(jobs.c.id).where(*schema.within(schema.CUR), *among)
+        return set(self._store.database.run(lambda connection: connection.scalars(here).all(), write=False))
 
     # -- looking
 

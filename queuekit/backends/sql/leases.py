@@ -33,7 +33,7 @@ from queuekit.backends.sql.sightings import Sightings, Stamp
 from queuekit.errors import LeaseLost, WriteFailed
 from queuekit.ids import check_identifier
 from queuekit.lease import DEFAULT_TTL, FENCE_BITS, HEARTBEAT_FRACTION, DrainLease, Record, Verdict, judge
-from queuekit.locks import AliveFile, Life, life_of
+from queuekit.locks import AliveFile, Life, life_of, sweep_dead
 
 _MISSED = 2 / HEARTBEAT_FRACTION  # of a ttl: one who could not look for so long may have missed a renewal
 _STANDBY_PAUSE = 3.0  # seconds: who waits for a lease need not look more often
@@ -127,6 +127,11 @@ class ServerLease(SqlLease):
             unchanged=silence.watched,
         )
 
+    def _tidy_before(self, fence: int) -> None:
+        """Whoever wins anew, under a number that it did not have, removes what the dead have left."""
+        if fence != self.fence:
+            sweep_dead(self._folder)
+
     def _others(self, connection: sa.Connection) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """`(id, beat)` of the others' sessions: of those who live, and of those who died or did not beat for a ttl."""
         age = (self._database.now_ms - sessions.c.beat).label("age")
@@ -149,6 +154,7 @@ class RowLease(ServerLease):
         """Take the lease when it is free, stale or ours; True when it is ours now."""
         fence = self._database.run(self._take)
         if fence:
+            self._tidy_before(fence)
             self.fence = fence
         return bool(fence)
 
@@ -272,8 +278,11 @@ class SharedLease(ServerLease):
 
     def try_acquire(self, now: float | None = None) -> bool:  # noqa: ARG002
         """Join the stream; False while somebody holds it exclusively."""
-        self.fence = self._database.run(self._join)
-        return bool(self.fence)
+        fence = self._database.run(self._join)
+        if fence:
+            self._tidy_before(fence)
+        self.fence = fence
+        return bool(fence)
 
     def _join(self, connection: sa.Connection) -> int:
         row = _locked_row(self._database, connection, self.stream)
