@@ -12,7 +12,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ RENAMES = "?rename,?renameat,renameat2"
 MOST_CPU = 0.05
 RECOVERY_SECONDS = 10.0
 
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be made to fail like this")
+needs_linux = pytest.mark.needs("linux")
 
 
 def endure(pool: Pool, seconds: float) -> float:
@@ -60,14 +59,11 @@ def check_untouched(estate: Estate, jobs: Collection[str]) -> None:
 @contextmanager
 def failing(pid: int, calls: str, error: str) -> Iterator[None]:
     """These system calls of one process fail with this error meanwhile."""
-    if shutil.which("strace") is None:
-        pytest.skip("no strace to make system calls fail")
     command = ["strace", "-q", "-p", str(pid), "-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"]
     tracer = subprocess.Popen([*command, "-o", os.devnull], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: _is_traced(pid) or tracer.poll() is not None, "the tracer")
-        if tracer.poll() is not None:
-            pytest.skip(f"no process can be traced here: {tracer.communicate()[1]}")
+        assert tracer.poll() is None, tracer.communicate()[1]
         yield
     finally:
         tracer.send_signal(signal.SIGINT)
@@ -138,15 +134,12 @@ def _is_removed(group: Path) -> bool:
 @contextmanager
 def small_disk(folder: Path, *options: str) -> Iterator[None]:
     """A filesystem of its own at this folder: 16 MB of ext4, made with these options."""
-    if os.getuid() != 0 or shutil.which("mkfs.ext4") is None:
-        pytest.skip("no filesystem can be made here")
     folder.mkdir()
     image = folder.with_name(f"{folder.name}.img")
     with image.open("wb") as file:
         file.truncate(16 * 2**20)
     subprocess.run(["mkfs.ext4", "-qF", "-m", "0", *options, str(image)], check=True)
-    if subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False).returncode:
-        pytest.skip("no filesystem can be mounted here")
+    subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
     try:
         folder.chmod(0o700)
         yield

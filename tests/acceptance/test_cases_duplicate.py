@@ -21,7 +21,7 @@ from queuekit.job import Delivery
 
 HERE = Path(__file__).parent
 TTL = 1.0
-needs_root = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux")
+needs_root = pytest.mark.needs("linux", "root")
 
 
 def two_pools(estate: Estate) -> tuple[Pool, Pool]:
@@ -96,7 +96,7 @@ def test_a_reply_held_up_for_longer_than_the_ttl_ends_a_job_once(
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(shutil.which("strace") is None, reason="the delay is strace's")
+@pytest.mark.needs("strace")
 def test_a_rename_to_done_that_takes_longer_than_the_ttl_ends_a_job_once(make_estate: Callable[..., Estate]) -> None:
     """C54, in the very system call: it holds the stream's lock, so the contender has to wait."""
     estate = make_estate(lease={"ttl": f"{TTL:g}s"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,7 +86,7 @@ def move_into(folder: Path, pool: Pool) -> None:
         (folder / "cgroup.procs").write_text(str(pid))
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux")
+@pytest.mark.needs("linux", "root")
 def test_the_memory_killer_takes_one_worker_and_one_attempt_of_its_job(make_estate: Callable[..., Estate]) -> None:
     """C30: the other streams and the job's own stream go on, and the pool does not end with 0 as if all were well."""
     with memory_cgroup(f"workerpool-test-{os.getpid()}", LIMIT_MIB * 2**20) as group:

@@ -134,6 +134,7 @@ def test_a_master_without_free_descriptors_starts_its_streams_later(make_estate:
 # -- processes
 
 
+@pytest.mark.needs("root")
 def test_a_full_pids_cgroup_delays_what_must_be_forked_and_nothing_else(make_estate: Callable[..., Estate]) -> None:
     """C69 (c): master and stream try again until they may, the third stream goes on."""
     names = ("encode", "dreaming", "indexing")
@@ -153,6 +154,7 @@ def test_a_full_pids_cgroup_delays_what_must_be_forked_and_nothing_else(make_est
     check_untouched(estate, [*pending, *others])
 
 
+@pytest.mark.needs("root")
 def test_an_inline_stream_waits_for_room_for_its_heartbeat(make_estate: Callable[..., Estate]) -> None:
     """C69 (c), with no worker to fork: the thread beside the handler needs room, too."""
     estate = make_estate({"encode": {"workers": 0}})
@@ -169,6 +171,7 @@ def test_an_inline_stream_waits_for_room_for_its_heartbeat(make_estate: Callable
     check_untouched(estate, jobs)
 
 
+@pytest.mark.needs("strace")
 def test_a_pool_that_starts_while_nothing_can_be_forked_works_soon_after(make_estate: Callable[..., Estate]) -> None:
     """C69 (c), from the first moment on: what never was ready is not put off for long either."""
     estate = make_estate({"encode": {}, "dreaming": {}})
@@ -187,6 +190,7 @@ def test_a_pool_that_starts_while_nothing_can_be_forked_works_soon_after(make_es
     check_untouched(estate, [*jobs, *late])
 
 
+@pytest.mark.needs("strace")
 def test_workers_that_cannot_be_forked_are_recycled_later(make_estate: Callable[..., Estate]) -> None:
     """C69 (c), by the call itself: a worker that has run its jobs goes, and the next one comes when it can."""
     estate = make_estate({"encode": {"workers": 2, "max_jobs": 2}})
@@ -203,6 +207,7 @@ def test_workers_that_cannot_be_forked_are_recycled_later(make_estate: Callable[
 # -- the disk
 
 
+@pytest.mark.needs("strace")
 @pytest.mark.parametrize("calls", [SYNCS, RENAMES, f"{SYNCS},{RENAMES}"], ids=["sync", "rename", "both"])
 def test_a_disk_that_errs_delays_replies_and_repeats_no_run(make_estate: Callable[..., Estate], calls: str) -> None:
     """T6 and T8 for a running pool: EIO of each sync and rename; the reply is kept and tried again, not the handler."""
@@ -221,6 +226,7 @@ def test_a_disk_that_errs_delays_replies_and_repeats_no_run(make_estate: Callabl
     check_untouched(estate, [*running, *pending])
 
 
+@pytest.mark.needs("strace")
 def test_while_no_reply_can_be_written_not_everything_is_run(make_estate: Callable[..., Estate]) -> None:
     """T6: results pile up to some hundred, not to the length of the backlog: a death would run them all again."""
     estate = make_estate({"encode": {"handler": "acting:act_fast"}})
@@ -236,6 +242,7 @@ def test_while_no_reply_can_be_written_not_everything_is_run(make_estate: Callab
     check_untouched(estate, jobs)
 
 
+@pytest.mark.needs("loop")
 @pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.torture)])
 def test_without_inodes_results_are_kept_and_nothing_spins(make_estate: Callable[..., Estate], seconds: int) -> None:
     """T7: there is room for bytes, and none for one more file but the one that the pool's reserve gives back."""

@@ -25,7 +25,7 @@ SECRET = "s3cret-of-a-payload"
 COMMAND = str(Path(sys.executable).with_name("workerpool"))
 FILE, FOLDER = 0o600, 0o700
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+needs_root = pytest.mark.needs("root")  # to act as a second user
 
 
 def as_other(act: Callable[[], Any]) -> Any:

@@ -289,7 +289,7 @@ def test_a_file_with_a_second_name_is_not_written_to(
     assert "hello" in told
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.needs("root")
 def test_another_users_file_is_not_written_to(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file.touch()
     os.chown(file, 65534, 65534)
