@@ -158,6 +158,10 @@ class Transfer(abc.ABC):
         """Every job that `hide` took out of sight, as it was."""
 
     @abc.abstractmethod
+    def is_leaving(self) -> bool:
+        """Whether `hide` has taken anything out of sight that is still here. A look: it changes nothing."""
+
+    @abc.abstractmethod
     def hide(self, views: Sequence[JobView], *, leases: Mapping[str, Lease]) -> int:
         """Take out of sight what is exactly as these views say; the others stay as they are. Returns how many it took.
 

@@ -123,6 +123,29 @@ def undo(source: Side, target: Side, *, tell: Tell = lambda step, done, total: N
         return work.undo()
 
 
+def unfinished(backend: QueueBackend) -> str | None:
+    """Why jobs of this store are out of sight, and the way out, in a sentence; None when no move is half done.
+
+    A look, also beside a move that is under way. Raises `BackendUnavailable` when the store cannot be read.
+    """
+    transfer = backend.transfer()
+    origin = transfer.let_in_from()
+    if origin is not None:
+        return (
+            f"a move of all jobs from {origin} to here is not finished: the same `workerpool migrate` again finishes it"
+        )
+    if transfer.is_leaving():
+        where = "from here to another store"
+    elif transfer.waiting():
+        where = "from another store to here"
+    else:
+        return None
+    return (
+        f"jobs are out of sight, for a move of all jobs {where} is under way or was cut off: the same `workerpool "
+        "migrate` again finishes it, with --undo it goes back"
+    )
+
+
 class _Move:
     """One move: the steps, and what they know of each other."""
 
@@ -414,4 +437,4 @@ def portions(views: Iterable[JobView]) -> Iterator[list[JobView]]:
         yield portion
 
 
-__all__ = ["Found", "MoveRefused", "Side", "move", "portions", "undo"]
+__all__ = ["Found", "MoveRefused", "Side", "move", "portions", "undo", "unfinished"]

@@ -40,6 +40,10 @@ class MemoryTransfer(Transfer):
             found = list(store.leaving.values())
         yield from found
 
+    def is_leaving(self) -> bool:
+        with self._open() as store:
+            return bool(store.leaving)
+
     def hide(self, views: Sequence[JobView], *, leases: Mapping[str, Lease]) -> int:
         taken = 0
         with self._open() as store:

@@ -15,6 +15,7 @@ import psutil
 
 from queuekit import BackendUnavailable, QueueKit
 from queuekit.clock import now_ms
+from queuekit.transfer import unfinished
 from workerpool import pauses
 from workerpool.board import RowView
 from workerpool.cli import words
@@ -328,6 +329,8 @@ def _warnings(config: PoolConfig, queue: QueueKit, streams: list[Facts], pools: 
     unknown = [stream["name"] for stream in streams if not stream["configured"] and _waits(stream)]
     if config.streams and unknown:
         said.append(f"jobs of streams that the configuration does not name: {', '.join(unknown)}")
+    if half_moved := unfinished(queue.backend):
+        said.append(words.printable(half_moved))
     said += [text for stream in streams for text in _about_stream(stream, config)]
     here = any(pool.alive for pool in pools)
     elsewhere = () if here else pools_elsewhere(board_directory(config), config.path)

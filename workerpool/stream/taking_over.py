@@ -11,6 +11,7 @@ import logging
 
 from queuekit import LeaseLost
 from queuekit.clock import now_ms
+from queuekit.transfer import unfinished
 from workerpool.stream import succession
 from workerpool.stream.arrivals import Arrivals
 from workerpool.stream.desk import STORE_ERRORS, Desk
@@ -91,6 +92,8 @@ class TakingOver:
         else:
             _log.info("stream %s is worked here from now on", desk.stream)
         desk.backend.finish_intents(desk.stream, lease=desk.lease)
+        if half_moved := unfinished(desk.backend):
+            _log.warning("%s", half_moved)
         self._arrivals.open(now)
 
     def _charge(self, owner: str) -> None:

@@ -88,6 +88,10 @@ class MaildirTransfer(Transfer):
             for place in self._shelves.places(shelf):
                 yield self._shelves.view(shelf, place)
 
+    def is_leaving(self) -> bool:
+        with self._shelf(_LEAVING) as shelf:
+            return shelf is not None and next(iter(self._shelves.places(shelf)), None) is not None
+
     def hide(self, views: Sequence[JobView], *, leases: Mapping[str, Lease]) -> int:
         own, taken = Shelf.of(self._mount), 0
         with as_write_failed(_WHAT), self._made_shelf(_LEAVING) as shelf:

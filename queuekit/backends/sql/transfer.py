@@ -65,6 +65,10 @@ class SqlTransfer(Transfer):
                 return
             last = rows[-1].id
 
+    def is_leaving(self) -> bool:
+        wanted = sa.select(sa.exists().where(_is(LEAVING)))
+        return bool(self._database.run(lambda connection: connection.scalar(wanted), write=False))
+
     def hide(self, views: Sequence[JobView], *, leases: Mapping[str, Lease]) -> int:
         mine = {view.job.stream_id: leases[view.job.stream_id] for view in views if view.job.stream_id in leases}
 

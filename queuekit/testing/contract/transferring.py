@@ -103,6 +103,7 @@ class TransferringContract(Contract):
             assert (each.look_up("well"), each.signal("well"), each.ids_beginning("w")) == (None, None, [])
             assert list(each.jobs(tuple(State))) == []
             assert everything(each.transfer()) == []
+            assert each.transfer().is_leaving()
             assert alike(in_order(each.transfer().leaving()), views)
             assert each.prune(0.0) == 0
 
@@ -111,6 +112,7 @@ class TransferringContract(Contract):
         views = everything(backend.transfer())
         backend.transfer().hide(views, leases={})
         assert peer.transfer().bring_back() == len(views)
+        assert not backend.transfer().is_leaving()
         assert list(backend.transfer().leaving()) == []
         assert alike(everything(backend.transfer()), views)
         assert ids_of(backend.drain_available()) == ["again", "pending"]

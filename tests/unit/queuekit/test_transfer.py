@@ -17,7 +17,7 @@ from queuekit.lifecycle import State
 from queuekit.status import ObservationStatus
 from queuekit.testing.contract.transferring import everything, fill
 from queuekit.testing.jobs import ids_of, make_job, make_jobs
-from queuekit.transfer import Found, MoveRefused, Side, move, portions, undo
+from queuekit.transfer import Found, MoveRefused, Side, move, portions, undo, unfinished
 
 METHODS = [name for name in vars(Transfer) if not name.startswith("_")]
 
@@ -379,6 +379,21 @@ def test_what_is_kept_is_left_as_it_is_and_may_be_removed_later(stores: Stores) 
     assert found is not None
     assert (found.moved, found.states.total()) == (0, 7)
     assert (likenesses(stores.source), likenesses(stores.target)) == ([], before)
+
+
+def test_a_half_done_move_is_told_by_both_stores(stores: Stores) -> None:
+    fill(stores.source)
+    views = everything(stores.source.transfer())
+    assert [unfinished(each) for each in (stores.source, stores.target)] == [None, None]
+    stores.target.transfer().take_in(views)
+    assert unfinished(stores.source) is None
+    assert "from another store to here" in (unfinished(stores.target) or "")
+    stores.source.transfer().hide(views, leases={})
+    assert "from here to another store" in (unfinished(stores.source) or "")
+    stores.target.transfer().let_in("one")
+    assert "from one to here is not finished" in (unfinished(stores.target) or "")
+    assert move(*stores.sides) is not None
+    assert [unfinished(each) for each in (stores.source, stores.target)] == [None, None]
 
 
 def view_of(job: Job) -> JobView:

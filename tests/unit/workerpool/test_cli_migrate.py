@@ -159,6 +159,20 @@ def test_after_an_error_it_is_said_that_jobs_are_out_of_sight() -> None:
     assert "out of sight: the same command goes on, or --undo back" in result.stderr
 
 
+@pytest.mark.parametrize("url", ["dir:spool", "sqlite:jobs.db"])
+@pytest.mark.usefixtures("folder")
+def test_status_tells_of_a_move_that_was_cut_off(url: str) -> None:
+    if url != "dir:spool":
+        assert run("dir:spool", url, "--yes").exit_code == 0
+    with QueueKit.open(url) as queue, QueueKit("other"):
+        queue.backend.transfer().hide(list(queue.backend.transfer().whole()), leases={})  # type: ignore[arg-type]
+    said = CliRunner().invoke(cli, ["status", "--store", url])
+    assert said.exit_code == 0
+    assert "jobs are out of sight" in said.stdout
+    assert run(url, "dir:other", "--undo").exit_code == 0
+    assert "out of sight" not in CliRunner().invoke(cli, ["status", "--store", url]).stdout
+
+
 @pytest.mark.usefixtures("folder")
 def test_what_is_wrong_is_said_before_anything_is_made() -> None:
     for arguments, code, said in (
