@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from maildir_stories import STORIES, Story
+from queue_stories import FOLDER_STORIES, STORIES, Story
 from test_maildir_crash import in_child, play
 
 from queuekit.backends.maildir import layout
@@ -772,7 +772,7 @@ def steer(queue: FilesystemBackend, stop: threading.Event) -> None:
 # -- after a death
 
 
-@pytest.mark.parametrize("story", STORIES, ids=str)
+@pytest.mark.parametrize("story", STORIES + FOLDER_STORIES, ids=str)
 def test_after_every_death_only_what_repairs_itself_is_found(story: Story, tmp_path: Path) -> None:
     for number in range(1, 500):
         root = tmp_path / str(number)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from children import in_child
-from maildir_stories import BARRIER_FROM, STORIES, STREAM, Story, check, job, recover
+from queue_stories import BARRIER_FROM, FOLDER_STORIES, STORIES, STREAM, Folder, Recovered, Story, check, job, recover
 
 from queuekit import lease as lease_module
 from queuekit.backends.maildir import mount
@@ -24,6 +24,10 @@ def few_files_need_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount, "_SYNC_EACH", BARRIER_FROM)
 
 
+def recovered(root: Path) -> Recovered:
+    return recover(Folder(str(root), syncing=False))
+
+
 def play(root: Path, story: Story, number: int) -> None:
     ops = FaultyOps(syncing=False)
     act = story.prepare(FilesystemBackend(root, ops=ops))
@@ -31,13 +35,13 @@ def play(root: Path, story: Story, number: int) -> None:
     act()
 
 
-@pytest.mark.parametrize("story", STORIES, ids=str)
+@pytest.mark.parametrize("story", STORIES + FOLDER_STORIES, ids=str)
 def test_a_death_before_any_call_loses_nothing(story: Story, tmp_path: Path) -> None:
     for number in range(1, 500):
         root = tmp_path / str(number)
         code = in_child(lambda root=root, number=number: play(root, story, number))
         assert code in {0, DIED}, f"the story itself failed at call {number}"
-        check(str(root), story, acknowledged=code == 0)
+        check(Folder(str(root), syncing=False), story, acknowledged=code == 0)
         if code == 0:
             assert number > 1
             return
@@ -57,7 +61,7 @@ def test_a_death_while_mounting_leaves_a_root_that_mounts(tmp_path: Path) -> Non
         queue = FilesystemBackend(root)
         queue.write(job("a"))
         queue.close()
-        assert set(recover(str(root)).delivered) == {"a"}
+        assert set(recovered(root).delivered) == {"a"}
         if code == 0:
             return
     pytest.fail("mounting never finished")
@@ -121,4 +125,4 @@ def take_over_dying(root: Path, number: int) -> None:
 
 def recover_with(root: Path, lease: lease_module.DrainLease) -> list[str]:
     lease.release()
-    return list(recover(str(root)).delivered)
+    return list(recovered(root).delivered)

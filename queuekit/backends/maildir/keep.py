@@ -261,6 +261,8 @@ class Keeper:
                 return True
             if job.stream_id == stream:
                 self._close_intent(name, job.id)
+        elif not fault and mount.exists(mount.done, name):
+            return False  # a second look finds the job: it has not gone on, and would be lost without the intent
         elif job_id is None or name.endswith(f"-{stream}-{job_id}"):
             if fault and job_id is not None and self._undo_retry(name):
                 _log.error("the retry of job %s is undone, the job cannot be read any more: %s", job_id, fault)

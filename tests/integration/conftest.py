@@ -1,0 +1,1 @@
+"""Tests in the folders below may import what stands here, too."""
