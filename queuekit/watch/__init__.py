@@ -37,15 +37,16 @@ def warm_up() -> None:
         inotify.warm_up()
 
 
-def open_watcher(root: str, new: str, *, poll_interval: float = 0.2, force: str | None = None) -> Watcher:
+def open_watcher(root: str, new: str, *others: str, poll_interval: float = 0.2, force: str | None = None) -> Watcher:
     """A watcher of the folder `new` of the queue at `root`, attached when this returns.
 
-    `poll_interval`: seconds between looks where there are no events. `force`: `inotify`, `kqueue` or `poll`, to have
-    that one and nothing else; `WatcherFailed` is raised when it cannot be had (and `ValueError` for another word).
+    `others`: more of its folders in which an arrival is to be noticed. `poll_interval`: seconds between looks where
+    there are no events. `force`: `inotify`, `kqueue` or `poll`, to have that one and nothing else; `WatcherFailed` is
+    raised when it cannot be had (and `ValueError` for another word).
     Without it a refusal of the system is logged as one warning, and polling takes over; `WatcherFailed` then means that
     not even polling is possible.
     """
-    place = Place(root, new)
+    place = Place(root, new, *others)
     if force is not None:
         return _forced(place, poll_interval, force)
     filesystem = filesystem_type(new)

@@ -30,23 +30,24 @@ CHECK_INTERVAL = 5.0
 STOP_INTERVAL = 0.25
 ARRIVED_UNNAMED: tuple[str, ...] = ()
 
-Identity = tuple[int, int, int, int]
+Identity = tuple[tuple[int, int], ...]
 
 
 class Place:
-    """A queue's root and its new/ folder, as paths."""
+    """A queue's root, its new/ folder, and others in which an arrival is to be noticed, as paths."""
 
-    def __init__(self, root: str, new: str) -> None:
+    def __init__(self, root: str, new: str, *others: str) -> None:
         self.root = root
         self.new = new
+        self.watched = (new, *others)
 
     def identity(self) -> Identity | None:
-        """Device and inode of both folders as they are now; None when one of them cannot be reached."""
+        """Device and inode of all of them as they are now; None when one of them cannot be reached."""
         try:
-            root, new = os.stat(self.root), os.lstat(self.new)
+            facts = [os.stat(self.root), *map(os.lstat, self.watched)]
         except OSError:
             return None
-        return root.st_dev, root.st_ino, new.st_dev, new.st_ino
+        return tuple((each.st_dev, each.st_ino) for each in facts)
 
 
 class FolderWatcher(abc.ABC):

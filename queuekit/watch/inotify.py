@@ -1,4 +1,4 @@
-"""Watching new/ with inotify (Linux): the kernel reports each arrival by name, in some 150 µs.
+"""Watching new/ (and later/) with inotify (Linux): the kernel reports each arrival by name, in some 150 µs.
 
 One inotify instance for the life of the watcher, so that its descriptor never changes in the caller's selector; when
 the folder was replaced, the old watch is dropped and the new folder added. Events of a dropped watch carry its number
@@ -81,10 +81,10 @@ class InotifyInstance(FolderWatcher):
 
 
 class InotifyWatcher(InotifyInstance):
-    """Watches `place.new`, from the moment it is made. Raises as `InotifyInstance` does."""
+    """Watches `place.watched`, from the moment it is made. Raises as `InotifyInstance` does."""
 
     def __init__(self, place: Place, poll_interval: float = 0.2) -> None:
-        self._watch = -1
+        self._watches: list[int] = []
         super().__init__(place, poll_interval)
 
     def read(self) -> tuple[str, ...]:
@@ -98,15 +98,15 @@ class InotifyWatcher(InotifyInstance):
         return tuple(dict.fromkeys(event.name for event in events if self._is_arrival(event)))
 
     def _attach(self) -> None:
-        self._watch = self._inotify.add_watch(self.place.new, _WATCHED)
+        for folder in self.place.watched:
+            self._watches.append(self._inotify.add_watch(folder, _WATCHED))
 
     def _detach(self) -> None:
-        watch, self._watch = self._watch, -1
-        if watch >= 0:
-            self._remove(watch)
+        while self._watches:
+            self._remove(self._watches.pop())
 
     def _is_lost(self, event: Event) -> bool:
-        return event.wd == self._watch and bool(event.mask & _GONE)
+        return event.wd in self._watches and bool(event.mask & _GONE)
 
     def _is_arrival(self, event: Event) -> bool:
-        return event.wd == self._watch and bool(event.mask & _ARRIVED) and not event.mask & flags.ISDIR
+        return event.wd in self._watches and bool(event.mask & _ARRIVED) and not event.mask & flags.ISDIR

@@ -1,7 +1,8 @@
-"""Watching new/ with kqueue (macOS, the BSDs): the kernel says that the folder changed, not how.
+"""Watching new/ (and later/) with kqueue (macOS, the BSDs): the kernel says that a folder changed, not how.
 
-The folder is held open, for events only where the system can do that (so that it can still be unmounted). Every wake
-means "look at everything" (`()`). Deleted, renamed or revoked, it is opened anew. A kqueue is not inherited by a fork.
+The folders are held open, for events only where the system can do that (so that they can still be unmounted). Every
+wake means "look at everything" (`()`). Deleted, renamed or revoked, they are opened anew. A kqueue is not inherited by
+a fork.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _AT_ONCE = 16
 
 
 class KqueueWatcher(FolderWatcher):
-    """Watches `place.new`, from the moment it is made. Raises `OSError` when the kernel refuses.
+    """Watches `place.watched`, from the moment it is made. Raises `OSError` when the kernel refuses.
 
     `kernel`: what has the calls and constants of the standard library's `select` module.
     """
@@ -28,7 +29,7 @@ class KqueueWatcher(FolderWatcher):
         super().__init__(place, poll_interval)
         self._kernel = kernel
         self._gone = kernel.KQ_NOTE_DELETE | kernel.KQ_NOTE_RENAME | kernel.KQ_NOTE_REVOKE
-        self._folder = -1
+        self._folders: list[int] = []
         self._queue = kernel.kqueue()
         try:
             self.attach_or_raise()
@@ -48,22 +49,23 @@ class KqueueWatcher(FolderWatcher):
         return ARRIVED_UNNAMED
 
     def close(self) -> None:
-        """Give both descriptors back; any number of times."""
+        """Give the descriptors back; any number of times."""
         self._detach()
         self._queue.close()
 
     def _attach(self) -> None:
         kernel = self._kernel
-        self._folder = os.open(self.place.new, _OPEN)
-        change = kernel.kevent(
-            self._folder,
-            filter=kernel.KQ_FILTER_VNODE,
-            flags=kernel.KQ_EV_ADD | kernel.KQ_EV_CLEAR,
-            fflags=kernel.KQ_NOTE_WRITE | kernel.KQ_NOTE_EXTEND | self._gone,
-        )
-        self._queue.control([change], 0, 0)
+        for path in self.place.watched:
+            folder = os.open(path, _OPEN)
+            self._folders.append(folder)
+            change = kernel.kevent(
+                folder,
+                filter=kernel.KQ_FILTER_VNODE,
+                flags=kernel.KQ_EV_ADD | kernel.KQ_EV_CLEAR,
+                fflags=kernel.KQ_NOTE_WRITE | kernel.KQ_NOTE_EXTEND | self._gone,
+            )
+            self._queue.control([change], 0, 0)
 
     def _detach(self) -> None:
-        folder, self._folder = self._folder, -1
-        if folder >= 0:
-            os.close(folder)  # which also removes its event
+        while self._folders:
+            os.close(self._folders.pop())  # which also removes its event

@@ -220,8 +220,9 @@ class FilesystemBackend(QueueBackend):
         return self._took(self._keeper.finish_intents(stream, lease))
 
     def look_again(self) -> None:
-        """Let the next drain list new/, whatever is known: for the slow regular look and after lost events."""
+        """Let the next drain list new/ and later/, whatever is known: for the slow look and after lost events."""
         self._drainer.look_again()
+        self._deferred.look_again()
 
     # -- reading
 
@@ -276,19 +277,20 @@ class FilesystemBackend(QueueBackend):
     # -- waking, leases
 
     def watcher(self, stream: str | None = None) -> Watcher:  # noqa: ARG002  arrivals of all streams share new/
-        """A watcher of new/."""
-        return open_watcher(self.root, os.path.join(self.root, "new"), poll_interval=self._poll_interval)
+        """A watcher of new/, and of later/: what others put there may be due before anything else happens."""
+        new, later = (os.path.join(self.root, folder) for folder in ("new", "later"))
+        return open_watcher(self.root, new, later, poll_interval=self._poll_interval)
 
     def hint(self, names: Sequence[str]) -> None:
         """Names that a watcher has seen arrive."""
-        self._drainer.hint(names)
+        self._drainer.hint([name for name in names if layout.split_later(name) is None])
 
     def watch(self, on_wake: Callable[[], None], stop: threading.Event | None = None) -> None:
         """Call `on_wake` once, then at every arrival, until `stop` is set."""
         watcher = self.watcher()
 
         def wake(names: tuple[str, ...]) -> None:
-            self._drainer.hint(names)
+            self.hint(names)
             if not names:
                 self._drainer.doubt_folders()
             on_wake()

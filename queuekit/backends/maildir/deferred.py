@@ -2,7 +2,8 @@
 
 A name there begins with its due time, so the oldest names of one listing are all that is needed, kept for each stream
 that asks: what waits for others costs it nothing. The listing is repeated when the folder has changed, not more often
-than its cost allows; what this process itself puts off it knows at once.
+than its cost allows (when that keeps it from being repeated, its time counts as a due time); what this process itself
+puts off it knows at once.
 
 A clock that is set back must not hold a job for longer than was meant: for what this process knows, a monotonic
 deadline stands beside the wall clock, and the earlier of the two counts.
@@ -30,12 +31,17 @@ _NEVER = float("inf")
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """What one stream knows of later/: name -> (monotonic time, ms of the wall clock) at which it is due."""
+    """What one stream knows of later/: name -> (monotonic time, ms of the wall clock) at which it is due.
+
+    `changed`: what the folder was when it was listed; `listed`: when that ended, and how long it took; `list_at`: when
+    a folder that has changed since may be listed again (monotonic seconds).
+    """
 
     due: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     first: tuple[float, float] = (_NEVER, _NEVER)
     changed: tuple[int, int] = (-1, -1)
     listed: tuple[float, float] = (-_NEVER, 0.0)
+    list_at: float = _NEVER
 
     def note(self, name: str, due: tuple[float, float]) -> None:
         self.due[name] = due
@@ -96,14 +102,21 @@ class Deferred:
         return promoted, failure
 
     def next_due(self, stream: str | None = None) -> float | None:
-        """Seconds until the next known job of this stream is due; None when none is known.
+        """Seconds until the next known job of this stream is due, or a listing that is wanted; None when neither is.
 
         Lists later/ only when it has not been listed for this stream; raises `BackendUnavailable` when that fails.
         """
         with self._guard:
             first = (self._known.get(stream) or self._look(stream)).first
-        wait = min(first[0] - time.monotonic(), (first[1] - now_ms()) / 1000)
+            list_at = self._known[stream].list_at
+        wait = min(min(first[0], list_at) - time.monotonic(), (first[1] - now_ms()) / 1000)
         return None if wait == _NEVER else max(0.0, wait)
+
+    def look_again(self) -> None:
+        """List later/ again when it is looked at next, whatever is known."""
+        with self._guard:
+            for known in self._known.values():
+                known.changed, known.listed = (-1, -1), (-_NEVER, 0.0)
 
     def _promote(self, later_name: str, stream: str | None, lease: Lease | None) -> str | None:
         """Make one job pending; None when it is gone, or another stream's."""
@@ -144,14 +157,18 @@ class Deferred:
             settled = abs(now_ms() - facts.st_mtime_ns // 1_000_000) > 1000
             ended, took = known.listed
             begun = time.monotonic()
-            if (changed == known.changed and settled) or begun - ended < _LISTING_SHARE * took:
+            if changed == known.changed and settled:
+                known.list_at = _NEVER
+                return known
+            if begun - ended < _LISTING_SHARE * took:
+                known.list_at = ended + _LISTING_SHARE * took
                 return known
             names = self._oldest(stream)
         except OSError as error:
             raise BackendUnavailable(f"cannot list later/: {error.strerror}") from error
         ended = time.monotonic()
         known.replace({name: known.due.get(name) or _deadlines(name) for name in names})
-        known.changed, known.listed = changed, (ended, ended - begun)
+        known.changed, known.listed, known.list_at = changed, (ended, ended - begun), _NEVER
         return known
 
     def _oldest(self, stream: str | None) -> list[str]:

@@ -105,6 +105,26 @@ class WakingContract(Contract):
         backend.watch(lambda: calls.append(1), stop)
         assert calls == []
 
+    def test_a_job_that_somebody_sends_for_later_is_noticed_when_it_is_due(
+        self, backend: QueueBackend, peer: QueueBackend
+    ) -> None:
+        """Not at the next slow look only: who waits learns of the due time when the job is sent."""
+        stop, begun, seen = threading.Event(), threading.Event(), list[str]()
+
+        def on_wake() -> None:
+            seen.extend(ids_of(backend.drain_available()))
+            begun.set()
+
+        watching = threading.Thread(target=backend.watch, args=(on_wake, stop))
+        watching.start()
+        assert begun.wait(DEADLINE)
+        peer.write(make_job("j"), due_ms=now_ms() + 400)
+        try:
+            wait_until(lambda: seen == ["j"])
+        finally:
+            stop.set()
+            watching.join(DEADLINE)
+
     def test_a_watch_brings_a_deferred_job_when_it_is_due(self, backend: QueueBackend) -> None:
         backend.write(make_job("j"), due_ms=now_ms() + 400)
         stop = threading.Event()
