@@ -261,6 +261,7 @@ class Weather:
         assert unjust == [], f"taken over from the living: {unjust[:5]}"
         assert {self.estate.status_of(job_id) for job_id in self.sent} == {"done"}
         self.count["repeated runs"] = self._check_repeats()
+        self.count["repeated replies"] = self.ends.repeated
         assert [each for each in examine(self.estate.root) if each.severity is not Severity.NOTE] == []
 
     def _check_repeats(self) -> int:

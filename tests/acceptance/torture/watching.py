@@ -114,29 +114,44 @@ def _master_of(pid: int) -> int:
 
 
 class EndWitness:
-    """Watches what is moved into done/. `ended`: the ids of jobs whose file came there; `doubled`: what came twice.
+    """Watches what is moved into done/. `ended`: the ids of jobs whose file came there; `doubled`: which ended twice.
 
     The kernel tells of each rename in its order. A signal that comes twice before its job is that of a process that
-    died between the two; after its job, or when the job itself comes twice, an end was acknowledged twice.
+    died between the two. When the job itself comes twice, or its signal changes afterwards, an end was acknowledged
+    twice. The same signal once more (`repeated`) is that of a reply that was tried again after an error.
     """
 
     def __init__(self, queue: QueueKit) -> None:
         """`queue`: in a folder; it is made by whoever opens it."""
         assert isinstance(queue.backend, FilesystemBackend)
         self.ended: set[str] = set()
+        self.repeated = 0
         self.doubled: list[str] = []
+        self._signals: dict[str, bytes] = {}
+        self._done = os.path.join(queue.backend.root, "done")
         self._events = INotify(nonblocking=True)
-        self._events.add_watch(os.path.join(queue.backend.root, "done"), flags.MOVED_TO)
+        self._events.add_watch(self._done, flags.MOVED_TO)
 
     def look(self) -> None:
         """See what has come since the last look."""
         for event in self._events.read(timeout=0):
             assert not event.mask & flags.Q_OVERFLOW, "the witness was away for too long"
             job_id = event.name.removesuffix(layout.SIGNAL).rpartition("-")[2]
-            if job_id in self.ended:
-                self.doubled.append(event.name)
-            elif not event.name.endswith(layout.SIGNAL):
-                self.ended.add(job_id)
+            if not event.name.endswith(layout.SIGNAL):
+                self._has_ended(job_id)
+            elif job_id in self.ended:
+                self.repeated += 1
+                if self._signal(job_id) != self._signals[job_id]:
+                    self.doubled.append(job_id)
+
+    def _has_ended(self, job_id: str) -> None:
+        if job_id in self.ended:
+            self.doubled.append(job_id)
+        self.ended.add(job_id)
+        self._signals[job_id] = self._signal(job_id)
+
+    def _signal(self, job_id: str) -> bytes:
+        return Path(self._done, layout.signal_filename(job_id)).read_bytes()
 
     def close(self) -> None:
         """Watch no more."""
