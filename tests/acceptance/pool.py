@@ -7,11 +7,13 @@ a shell. Every process that a pool starts, however deep and however orphaned, is
 
 from __future__ import annotations
 
+import bisect
 import collections
 import ctypes
 import dataclasses
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -29,6 +31,7 @@ from workerpool.board import Board, Kind, RowView, find_boards
 
 PATIENCE = 30.0
 """How long a fact may let wait for itself before a test gives up, in seconds. Nothing that is right takes it."""
+_POOLS_TOLD = 10  # of how many pools, the last ones, the log is shown at the end
 _OVER_MODES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
 _libc = ctypes.CDLL(None)
@@ -48,12 +51,16 @@ def until(fact: Callable[[], Any], what: str = "it", patience: float = PATIENCE)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a handler. `end`: None when it did not come to its end. Times: monotonic seconds."""
+    """One run of a handler. `end`: None when it did not come to its end. Times: monotonic seconds.
+
+    `failed`: it ended, and said that it had failed (not every handler of the tests says so).
+    """
 
     job_id: str
     pid: int
     start: float
     end: float | None
+    failed: bool = False
 
 
 class Estate:
@@ -106,8 +113,9 @@ class Estate:
         for process in self.processes():
             with suppressed_end():
                 process.kill()
-        for number, pool in enumerate(self.pools):
+        for pool in self.pools:
             pool.process.wait(PATIENCE)
+        for number, pool in list(enumerate(self.pools))[-_POOLS_TOLD:]:
             print(f"---- pool {number}, exit code {pool.code}\n{pool.log[-4000:]}")
 
     # -- jobs
@@ -181,9 +189,10 @@ class Estate:
             what, pid, at, *facts = line.split()
             if what == "start":
                 runs[facts[0]].append(Run(facts[0], int(pid), float(at), None))
-            elif what == "end":
+            elif what in {"end", "failed"}:
                 mine = [place for place, run in enumerate(runs[facts[0]]) if run.pid == int(pid)]
-                runs[facts[0]][mine[-1]] = dataclasses.replace(runs[facts[0]][mine[-1]], end=float(at))
+                ended = dataclasses.replace(runs[facts[0]][mine[-1]], end=float(at), failed=what == "failed")
+                runs[facts[0]][mine[-1]] = ended
         return runs
 
     def started(self, job_id: str) -> Callable[[], bool]:
@@ -251,12 +260,16 @@ class Estate:
         In flight is a job from its start until its reply is on disk, at most `settling` seconds after the handler's
         end.
         """
+        kills = sorted(self.kills)
+        firsts = [first for first, _ in kills]
+        lasts = [-math.inf, *itertools.accumulate((last for _, last in kills), max)]
         repeats = 0
         for runs in self.runs().values():
             for run, later in itertools.pairwise(runs):
                 ended = later.start if run.end is None else min(later.start, run.end + settling)
-                assert any(run.start <= last and first <= ended for first, last in self.kills), (
-                    f"{run} was repeated ({later}) although nobody was killed meanwhile: {self.kills}"
+                last = lasts[bisect.bisect_right(firsts, ended)]
+                assert run.start <= last, (
+                    f"{run} was repeated ({later}) although nobody was killed meanwhile: {kills[-20:]}"
                 )
                 repeats += 1
         return repeats
