@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 import sys
 import time
@@ -294,40 +293,6 @@ def test_usr2_dumps_the_stack_of_every_process(make_estate: Callable[..., Estate
     until(lambda: pool.log.count("most recent call first") >= 3, "the stacks of master, stream and worker")
     open_gate(estate)
     assert pool.stop() == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_at_any_moment_of_the_start_is_obeyed(
-    make_estate: Callable[..., Estate], dice: random.Random, number: int
-) -> None:
-    estate = make_estate({name: {"workers": 2} for name in STREAMS})
-    for _ in range(3):
-        signal_while_starting(estate, number, dice.uniform(0, 0.8))
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_every_five_milliseconds_after_the_start_is_obeyed(
-    make_estate: Callable[..., Estate], number: int
-) -> None:
-    """T10."""
-    estate = make_estate({name: {"workers": 2} for name in STREAMS})
-    for step in range(0, 2001, 5):
-        signal_while_starting(estate, number, step / 1000)
-
-
-def signal_while_starting(estate: Estate, number: int, after: float) -> None:
-    """Send it that long after the start; the pool ends (HUP: it or a TERM later), and leaves nothing."""
-    pool = estate.start()
-    moment = time.monotonic() + after
-    until(lambda: time.monotonic() > moment, "the moment")
-    pool.tell(number)
-    if number == signal.SIGHUP:
-        pool.tell(signal.SIGTERM)
-    before_the_pool = {1, 130, -number, -signal.SIGTERM}  # the answers of the interpreter and of the command
-    assert pool.wait(10) in {0, *before_the_pool}, pool.log
-    until(lambda: estate.processes() == [], "the end of the tree", patience=2)
 
 
 def workers(pool: Pool) -> set[int]:

@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 
-from inotify_simple import INotify, flags
 from pool import Estate, Run, until
 
 SETTLING = 1.0
@@ -92,9 +91,11 @@ class Ledger:
     """
 
     def __init__(self, estate: Estate) -> None:
+        from inotify_simple import INotify, flags  # only Linux has it
+
         self._watch = INotify()
-        moves = flags.MOVED_TO | flags.CREATE | flags.MOVED_FROM | flags.DELETE
-        self._watch.add_watch(str(estate.root / "done"), moves)
+        self._lost, self._gone = flags.Q_OVERFLOW, flags.MOVED_FROM | flags.DELETE
+        self._watch.add_watch(str(estate.root / "done"), self._gone | flags.MOVED_TO | flags.CREATE)
         self.ended: dict[str, float] = {}
         self.doubled: list[str] = []
         self.left: list[str] = []
@@ -103,13 +104,13 @@ class Ledger:
         """Take note of what has moved; returns the ids of the jobs that have ended meanwhile."""
         before, now = len(self.ended), time.monotonic()
         for event in self._watch.read(timeout=0):
-            assert not event.mask & flags.Q_OVERFLOW, "moves were missed: the ledger was read too seldom"
+            assert not event.mask & self._lost, "moves were missed: the ledger was read too seldom"
             if not event.name.endswith(".signal"):
                 self._note(event.name[-32:], event.mask, now)
         return list(itertools.islice(self.ended, before, None))
 
     def _note(self, job_id: str, mask: int, now: float) -> None:
-        if mask & (flags.MOVED_FROM | flags.DELETE):
+        if mask & self._gone:
             self.left.append(job_id)
         elif job_id in self.ended:
             self.doubled.append(job_id)
