@@ -236,9 +236,9 @@ class Crew:
                 self._selector.unregister(member.stderr)
 
     def next(self, now: float) -> float | None:
-        """When to try again to write what our standard error did not take, or to look who is silent and still lives."""
+        """When to try again to pass standard errors on, or to look who is silent and still lives."""
         members = self._members.values()
-        times = [now + _STDERR_SECONDS] if any(member.stderr.is_stuck for member in members) else []
+        times = [now + _STDERR_SECONDS] if any(member.stderr.holds for member in members) else []
         times += [m.silent_since + _EXIT_SECONDS for m in members if m.silent_since is not None and not m.broken]
         return min(times, default=None)
 

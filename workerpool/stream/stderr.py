@@ -3,6 +3,10 @@
 A pipe stands between the worker and our own standard error. When ours is slow (a pager, a full pipe of a service
 manager), nothing more is read from the worker, so that it waits as if it wrote there itself, and this loop does not.
 
+Many write to our standard error at once: other workers, other processes of the pool. So whole lines are passed on, as
+many as fit into one write that is not torn: 4096 bytes into a pipe or a socket, where a longer line goes in pieces; a
+file takes any. The beginning of a line waits for the rest, a moment at most: it may be a question.
+
 Jobs follow each other in a worker, and the pipe does not say where one's words end. What was read before a job began
 is none of its words; and a worker tells, with a job's outcome, how much then still lay in the pipe.
 """
@@ -10,9 +14,10 @@ is none of its words; and a worker tells, with a job's outcome, how much then st
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from workerpool import handlers
 from workerpool.process import wait_writable
@@ -20,20 +25,28 @@ from workerpool.process import wait_writable
 KEPT_BYTES = 16384
 TOLD_BYTES = 2048
 INNERMOST_FRAMES = 12
+HELD_SECONDS = 0.2
 _FRAME = '  File "'
 _CALLER = f'"{handlers.__file__}"'
 _READS_KNOWN = 256
-_CHUNK = 4096  # a pipe that is writable takes this much without blocking (PIPE_BUF)
+_CHUNK = 4096  # a pipe that is writable takes this much without blocking, and in one piece (PIPE_BUF)
+_LONGEST_LINE = 262_144  # bytes of one line that are kept together in a file
 
 
 class StderrTap:
-    """The standard error of one worker. `target`: the descriptor to pass everything on to."""
+    """The standard error of one worker. `target`: the descriptor to pass everything on to; `clock`: monotonic
+    seconds."""
 
-    def __init__(self, target: int = 2) -> None:
+    def __init__(self, target: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._target = target
+        self._clock = clock
+        self._most = _LONGEST_LINE if _is_file(target) else _CHUNK
         self._pending = b""
+        self._held_since = 0.0
+        self.is_stuck = False
+        """Whether our standard error does not take now what is to go there."""
         self._tail = b""
         self._total = 0  # bytes that were ever read
         self._reads: deque[tuple[int, int]] = deque(maxlen=_READS_KNOWN)  # when (monotonic ns), and the total then
@@ -44,8 +57,8 @@ class StderrTap:
         return self._reader
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether something waits that our standard error does not take now."""
+    def holds(self) -> bool:
+        """Whether something was read that is not passed on yet: `pump` again soon, whatever comes."""
         return bool(self._pending)
 
     def close_writer(self) -> None:
@@ -61,9 +74,11 @@ class StderrTap:
             except BlockingIOError:
                 return True
             if not data:
-                return False
+                return not self._push(everything=True)
+            if not self._pending:
+                self._held_since = self._clock()
+            self._pending += data
             self._tail = (self._tail + data)[-KEPT_BYTES:]
-            self._pending = data
             self._total += len(data)
             self._reads.append((time.monotonic_ns(), self._total))
         return True
@@ -80,19 +95,29 @@ class StderrTap:
         """How much was read by then, at least."""
         return next((total for read_ns, total in reversed(self._reads) if read_ns <= at_ns), 0)
 
-    def _push(self) -> bool:
-        """Write what waits; whether nothing waits any more."""
-        while self._pending:
+    def _push(self, *, everything: bool = False) -> bool:
+        """Write what may go now; whether our standard error has taken it all."""
+        self.is_stuck = False
+        while piece := self._next_piece(everything):
             if not wait_writable(self._target, 0):
+                self.is_stuck = True
                 return False
             try:
-                written = os.write(self._target, self._pending)
+                written = os.write(self._target, piece)
             except BlockingIOError:
+                self.is_stuck = True
                 return False
             except OSError:  # nobody listens any more: the worker shall not die of that
-                written = len(self._pending)
+                written = len(piece)
             self._pending = self._pending[written:]
+            self._held_since = self._clock()
         return True
+
+    def _next_piece(self, everything: bool) -> bytes:
+        """Whole lines, as many as one write takes; what there is of one that is too long, or held long enough."""
+        lines = self._pending[: self._pending.rfind(b"\n", 0, self._most) + 1]
+        is_due = everything or len(self._pending) >= self._most or self._clock() - self._held_since >= HELD_SECONDS
+        return lines or (self._pending[: self._most] if is_due else b"")
 
     def last_lines(self) -> str:
         """The end of what the last job wrote, at most about 2 KiB in whole lines; stacks without the pool's frames."""
@@ -102,11 +127,19 @@ class StderrTap:
         return text if len(text) <= TOLD_BYTES else text[-TOLD_BYTES:].partition("\n")[2] or text[-TOLD_BYTES:]
 
     def close(self) -> None:
-        """Close both ends; any number of times."""
+        """Pass on what is held, as far as it is taken now, and close both ends; any number of times."""
+        self._push(everything=True)
         for fd in (self._reader, self.writer):
             if fd >= 0:
                 os.close(fd)
         self._reader = self.writer = -1
+
+
+def _is_file(fd: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:  # it is closed: then nothing is written at all
+        return False
 
 
 def _without_own_frames(lines: Iterable[str]) -> Iterator[str]:

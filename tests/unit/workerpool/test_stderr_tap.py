@@ -12,7 +12,7 @@ import pytest
 
 from workerpool import handlers
 from workerpool.process import unread_bytes
-from workerpool.stream.stderr import KEPT_BYTES, TOLD_BYTES, StderrTap
+from workerpool.stream.stderr import HELD_SECONDS, KEPT_BYTES, TOLD_BYTES, StderrTap
 
 
 @pytest.fixture
@@ -47,6 +47,79 @@ def test_what_is_written_comes_out_and_is_kept(tap: StderrTap, ends: tuple[int, 
     assert tap.pump()
     assert os.read(ends[0], 100) == b"one\ntwo\n"
     assert tap.last_lines() == "one\ntwo"
+
+
+def test_what_is_passed_on_begins_and_ends_with_a_line(tap: StderrTap, ends: tuple[int, int]) -> None:
+    """Others write to the same place: what they write must not come into the middle of a line."""
+    os.set_blocking(ends[0], False)
+    os.write(tap.writer, b"half a li")
+    tap.pump()
+    with pytest.raises(BlockingIOError):
+        os.read(ends[0], 100)
+    os.write(tap.writer, b"ne\nand the ne")
+    tap.pump()
+    assert os.read(ends[0], 100) == b"half a line\n"
+    assert not tap.is_stuck
+    assert tap.holds
+
+
+def test_a_line_without_an_end_is_passed_on_after_a_moment(ends: tuple[int, int]) -> None:
+    """Somebody may wait for it: a question, the dots of a progress."""
+    now = 100.0
+    tap = StderrTap(target=ends[1], clock=lambda: now)
+    os.set_blocking(ends[0], False)
+    os.write(tap.writer, b"sure? ")
+    tap.pump()
+    now += HELD_SECONDS / 2
+    os.write(tap.writer, b"(y/n) ")
+    tap.pump()
+    with pytest.raises(BlockingIOError):
+        os.read(ends[0], 100)
+    now += HELD_SECONDS
+    tap.pump()
+    assert os.read(ends[0], 100) == b"sure? (y/n) "
+    assert not tap.holds
+    tap.close()
+
+
+def test_an_unfinished_line_is_not_lost_when_somebody_else_still_holds_the_pipe(
+    tap: StderrTap, ends: tuple[int, int]
+) -> None:
+    """A child of a dead worker's."""
+    os.write(tap.writer, b"last words")
+    assert tap.pump()
+    tap.close()
+    assert os.read(ends[0], 100) == b"last words"
+
+
+def test_lines_of_several_workers_are_whole_in_a_file_however_long(tmp_path: Path) -> None:
+    """As in T23: each reads what there is, and both write to one file."""
+    file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    taps = [StderrTap(target=file) for _ in range(2)]
+    for tap in taps:
+        os.set_blocking(tap.writer, False)
+    left = [b"".join(bytes([letter]) * size + b"\n" for size in (10, 30_000, 4096)) for letter in b"ab"]
+    while any(left):
+        for number, tap in enumerate(taps):
+            left[number] = left[number][os.write(tap.writer, left[number][:3000]) if left[number] else 0 :]
+            tap.pump()
+    for tap in taps:
+        tap.close()
+    os.close(file)
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert sorted(lines) == sorted(letter * size for letter in (b"a", b"b") for size in (10, 30_000, 4096))
+
+
+def test_what_never_ends_its_line_is_not_kept_for_ever(tmp_path: Path) -> None:
+    file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    tap = StderrTap(target=file, clock=lambda: 0.0)
+    for _ in range(200):
+        os.write(tap.writer, b"x" * 4096)
+        tap.pump()
+    assert (tmp_path / "log").stat().st_size >= 100 * 4096
+    tap.close()
+    os.close(file)
+    assert (tmp_path / "log").stat().st_size == 200 * 4096
 
 
 def test_only_the_end_is_kept_from_a_whole_line_on(tap: StderrTap) -> None:
