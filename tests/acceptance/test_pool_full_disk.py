@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
 
 import pytest
-from machine import MOST_CPU, check_untouched, endure, needs_linux, small_disk
+from lengths import short_and_long
+from machine import MOST_CPU, check_untouched, endure, small_disk, used_up
 from pool import Estate, Pool, lines_of, until
 
-pytestmark = needs_linux
+pytestmark = pytest.mark.needs("linux", "root", "loop")
 MEBIBYTE = 2**20
 COMMAND = str(Path(sys.executable).with_name("workerpool"))
 
@@ -142,3 +148,87 @@ def test_a_pool_starts_on_a_full_disk_by_the_reserve_of_the_last_one(estate: Est
             check_untouched(estate, [*jobs, *pending])
         finally:
             estate.close()
+
+
+# -- T7
+
+
+@contextmanager
+def full_of_bytes(root: Path) -> Iterator[None]:
+    """No block is free, but those that the pool keeps for itself."""
+    ballast = root / "ballast"
+    fill(ballast)
+    yield
+    ballast.unlink()
+
+
+@contextmanager
+def full_of_files(root: Path) -> Iterator[None]:
+    """No inode is free, but those that the pool gives back."""
+    with used_up(Path.touch, root / "ballast"):
+        yield
+
+
+@contextmanager
+def kept_full(root: Path) -> Iterator[None]:
+    """Whatever becomes free is taken at once, what the pool has kept for itself, too: as a log gone wild does."""
+    ballast = root / "ballast"
+    is_over = threading.Event()
+    eater = threading.Thread(target=eat, args=(ballast, is_over), daemon=True)
+    eater.start()
+    try:
+        until(lambda: os.statvfs(root).f_bavail == 0, "the full disk")
+        yield
+    finally:
+        is_over.set()
+        eater.join()
+        ballast.unlink()
+
+
+def eat(file: Path, is_over: threading.Event) -> None:
+    with file.open("wb", buffering=0) as ballast:
+        while not is_over.is_set():
+            try:
+                ballast.write(b"x" * 1024)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                is_over.wait(0.01)
+
+
+@pytest.mark.parametrize("full", [full_of_bytes, full_of_files, kept_full])
+@pytest.mark.parametrize("seconds", short_and_long(3, 30, timeout=600))
+def test_a_disk_that_fills_up_under_load_fails_no_job_and_repeats_none(
+    estate: Estate, full: Callable[[Path], AbstractContextManager[None]], seconds: float
+) -> None:
+    """T7: filled up in the middle of a load, freed after a while: every job ends well, in its first and only run."""
+    with small_disk(estate.root, "-N", "2048"):
+        try:
+            jobs = estate.send_many(500, do="sleep", seconds=0.01)
+            pool = estate.start()
+            until(lambda: len(estate.runs()) >= 50, "some runs")
+            with full(estate.root):
+                until(lambda: has_stopped(estate, pool), "the trouble")
+                assert endure(pool, seconds) < MOST_CPU
+                left = len(jobs) - sum(1 for each in jobs if estate.status_of(each))
+                assert left
+            begun = time.monotonic()
+            until(estate.finished(*jobs), "everything", patience=60)
+            recovery = time.monotonic() - begun
+            assert pool.stop() == 0
+            assert {estate.status_of(each) for each in jobs} == {"done"}
+            assert "Traceback" not in pool.log
+            check_untouched(estate, jobs)
+        finally:
+            estate.close()
+    print(
+        f"T7, {full.__name__}: full for {seconds:g} s with {left} of {len(jobs)} jobs to go, 0 failed, 0 ran twice, "
+        f"all done {recovery:.1f} s after there was room"
+    )
+
+
+def has_stopped(estate: Estate, pool: Pool) -> bool:
+    """Whether the pool claims no more, and what runs has ended."""
+    said = "the reserve was given up" in pool.log or "No space left" in pool.log
+    runs = [run for each in estate.runs().values() for run in each]
+    return said and all(run.end for run in runs)
