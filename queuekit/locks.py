@@ -67,11 +67,17 @@ class StreamLock:
         self._depth -= 1
         try:
             if self._depth == 0:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-                if self._left:
-                    self._close()
+                self._unlock_file()
         finally:
             self._threads.release()
+
+    def _unlock_file(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except OSError:
+            self._left = True  # closing it unlocks it, too
+        if self._left:
+            self._close()
 
     def close(self) -> None:
         """Close the descriptor, after the use that is under way; the next use opens it anew."""
@@ -98,30 +104,32 @@ class StreamLock:
         self._left = False
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            _close(fd)
 
     def _lock_file(self) -> None:
         pause, deadline = 0.0002, 0.0
-        while True:
-            try:
-                if self._fd < 0:
-                    self._fd = _open_private(self._path)
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(self._fd, self._path):
-                    return
-            except BlockingIOError:
-                deadline = deadline or time.monotonic() + self._patience
-                if time.monotonic() >= deadline:
-                    raise BackendUnavailable(
-                        f"{self._path} is held by another process for {self._patience:g} s"
-                    ) from None
-                time.sleep(pause)
-                pause = min(pause * 2, 0.02)
-            except OSError as error:
-                self._close()
-                raise BackendUnavailable(f"cannot lock {self._path}: {error.strerror}") from error
-            else:
-                self._close()  # the folder was moved or removed under us: lock the file that others see
+        while obstacle := self._try_to_lock():
+            deadline = deadline or time.monotonic() + self._patience
+            if time.monotonic() >= deadline:
+                raise BackendUnavailable(f"{self._path} {obstacle} for {self._patience:g} s")
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def _try_to_lock(self) -> str:
+        """What is in the way; "" when it is locked now."""
+        try:
+            if self._fd < 0:
+                self._fd = _open_private(self._path)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(self._fd, self._path):
+                return ""
+        except BlockingIOError:
+            return "is held by another process"
+        except OSError as error:
+            self._close()
+            raise BackendUnavailable(f"cannot lock {self._path}: {error.strerror}") from error
+        self._close()  # the folder was moved or removed under us: lock the file that others see
+        return "is another file at each look"
 
 
 class Life(enum.Enum):
@@ -150,7 +158,7 @@ class AliveFile:
                 fresh = _lock_current_file(self._path)
                 _describe(fresh)
                 if fd >= 0:
-                    os.close(fd)
+                    _close(fd)
                 fd = fresh
             _held_alive[self._path] = (fd, users + (not self._held))
         self._held = True
@@ -165,9 +173,9 @@ class AliveFile:
             if users > 1:
                 _held_alive[self._path] = (fd, users - 1)
             elif fd >= 0:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # the next take-over removes what is left here
                     os.unlink(self._path)
-                os.close(fd)
+                _close(fd)
 
 
 def life_of(path: str) -> Life:
@@ -218,11 +226,11 @@ def _sweep(path: str) -> None:
 
 @functools.cache
 def boot_id() -> str:
-    """A text that is the same until the host restarts."""
+    """A text that is the same until the host restarts. Raises `OSError` when it cannot be read now."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
-    except OSError:
+    except FileNotFoundError:  # not Linux
         import psutil
 
         return f"boot-{psutil.boot_time():.0f}"
@@ -244,6 +252,12 @@ def _try_locked(path: str) -> Iterator[int | None]:
     try:
         yield fd if _lock_at_once(fd) else -1
     finally:
+        _close(fd)
+
+
+def _close(fd: int) -> None:
+    """Close it, and with that unlock it. What close reports is about data, and there is none that anybody relies on."""
+    with contextlib.suppress(OSError):
         os.close(fd)
 
 
@@ -254,7 +268,7 @@ def _open_private(path: str) -> int:
         if os.fstat(fd).st_mode & 0o777 != 0o600:
             os.fchmod(fd, 0o600)
     except BaseException:
-        os.close(fd)
+        _close(fd)
         raise
     return fd
 
@@ -275,9 +289,9 @@ def _lock_current_file(path: str) -> int:
             if _lock_at_once(fd) and _is_at(fd, path):
                 return fd
         except BaseException:
-            os.close(fd)
+            _close(fd)
             raise
-        os.close(fd)
+        _close(fd)
         time.sleep(0.001)  # somebody looks whether it is held, or removed it as left over: that takes an instant
     raise BackendUnavailable(f"cannot lock {path}: it stays in use")
 
@@ -288,7 +302,7 @@ def _describe(fd: int) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{boot_id()}\n{os.getpid()}\n{time.monotonic_ns()}\n".encode(), 0)
     except BaseException:
-        os.close(fd)
+        _close(fd)
         raise
 
 
@@ -304,7 +318,7 @@ def forget_all() -> None:
     for lock in _open_locks:
         lock.forget()
     for fd, _ in _held_alive.values():
-        os.close(fd)
+        _close(fd)
     _held_alive.clear()
 
 

@@ -12,10 +12,11 @@ import stat
 
 def make_folders(path: str) -> None:
     """Make a folder and those above it that are missing, each with mode 0700. Raises `OSError`."""
-    if os.path.isdir(path):
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)
         return
     above = os.path.dirname(path)
-    if above:
+    if above not in {"", path}:
         make_folders(above)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)

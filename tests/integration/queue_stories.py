@@ -26,7 +26,7 @@ from queuekit.backends.sql.schema import jobs
 from queuekit.backends.sql.sqlite import library
 from queuekit.completion import Completion
 from queuekit.contract import Lease, PutAside, QueueBackend
-from queuekit.errors import QueueError
+from queuekit.errors import IllegalTransition, JobNotFound, QueueError
 from queuekit.hlc import HLC
 from queuekit.ids import JobID, StreamID
 from queuekit.job import Delivery, Job
@@ -73,7 +73,10 @@ class Story:
 
 
 class Store(Protocol):
-    """A queue on disk, as a sweep looks at it."""
+    """A queue on disk, as a sweep looks at it. `root`: its folder."""
+
+    @property
+    def root(self) -> str: ...
 
     def open(self) -> Any:
         """The queue, opened."""
@@ -103,7 +106,7 @@ class Folder:
         """In how many folders each job file is."""
         found: Counter[str] = Counter()
         for folder in FOLDERS:
-            for file in os.listdir(os.path.join(self.root, folder)):
+            for file in self._names(folder):
                 split = layout.split_later(file)
                 name = split[2] if split else layout.split_claim(file) or file
                 rest = layout.tail(name)
@@ -111,9 +114,14 @@ class Folder:
                     found[rest.removeprefix(f"{STREAM}-")] += 1
         return found
 
+    def _names(self, folder: str) -> list[str]:
+        """What is in a folder, which may not have been made yet."""
+        path = os.path.join(self.root, folder)
+        return os.listdir(path) if os.path.isdir(path) else []
+
     def unfinished(self) -> list[str]:
         """The intents of retries."""
-        return os.listdir(os.path.join(self.root, layout.INTENTS))
+        return self._names(layout.INTENTS)
 
     def complaints(self) -> set[str]:
         """What fsck finds that is more than a note."""
@@ -361,7 +369,7 @@ def _take(lease: Lease) -> None:
 
 
 class NotTaken(QueueError):
-    """A lease was not to be had: the answer that a consumer waits after."""
+    """An answer that is no error, after which a consumer waits and asks again."""
 
 
 def _take_free_lease(q: QueueBackend) -> Act:
@@ -449,7 +457,7 @@ def _make(q: QueueBackend) -> Act:
     store = store_of(q)
     q.close()
     shutil.rmtree(store.root)
-    return store.open.write(job("a"))
+    return lambda: store.open().write(job("a"))
 
 
 def _finish_intent(q: FilesystemBackend) -> Act:
@@ -457,7 +465,12 @@ def _finish_intent(q: FilesystemBackend) -> Act:
     intent = os.path.join(q.root, layout.INTENTS, layout.job_filename(job("a")))
     os.rename(os.path.join(q.root, "done", layout.signal_filename("a")), intent)
     lease = _held(q)
-    return lambda: q.finish_intents(STREAM, lease=lease)
+
+    def finish() -> None:
+        if not q.finish_intents(STREAM, lease=lease):
+            raise NotTaken("nothing was finished: a look at the next turn tells")
+
+    return finish
 
 
 STORIES = [
@@ -512,8 +525,17 @@ LIFE_STORIES = [
 
 FOLDER_LIFE_STORIES = [Story("sweep", _sweep)]
 
-MAY_FIND_IT_DONE = {"release", "run a deferred one now", "cancel", "cancel a deferred one", "retry"}
+MAY_FIND_IT_DONE = {
+    "release",
+    "run a deferred one now",
+    "cancel",
+    "cancel a deferred one",
+    "retry",
+    "finish a retry that was cut off",
+}
 """A second try of these finds that the first one had been done but for its last sync, and says so."""
+SAYS_DONE = (IllegalTransition, JobNotFound, NotTaken)
+"""How it says so."""
 IN_A_DATABASE_TOO = {*MAY_FIND_IT_DONE, "defer"}
 """The same, after a transaction of which nobody knows whether it was committed."""
 
