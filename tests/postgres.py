@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Server:
     @property
     def pids(self) -> list[int]:
         """The server's processes at this moment, its first one first; empty when it is stopped."""
-        found = [process.pid for process in inhabitants(self._data)]
+        found = inhabitants(self._data)
         return sorted(found, key=lambda pid: (self._process is None or pid != self._process.pid, pid))
 
     def start(self) -> None:
@@ -225,24 +225,26 @@ def reachable(programs: Path, folder: Path, identity: dict[str, Any]) -> Path:
     return programs
 
 
-def inhabitants(folder: Path) -> list[psutil.Process]:
-    """The processes that stand in `folder` or below."""
+def inhabitants(folder: Path) -> list[int]:
+    """The pids of the processes that stand in `folder` or below."""
     inside = f"{folder}{os.sep}"
-    return [
-        process
-        for process in psutil.process_iter(["cwd"])
-        if f"{process.info['cwd'] or ''}{os.sep}".startswith(inside)  # None: not ours, or a zombie
-    ]
+    return [pid for pid in psutil.pids() if f"{_cwd(pid)}{os.sep}".startswith(inside)]
+
+
+def _cwd(pid: int) -> str:
+    """Empty: it is gone, not ours, or a zombie."""
+    try:
+        return psutil.Process(pid).cwd()
+    except (psutil.Error, FileNotFoundError):
+        return ""
 
 
 def exterminate(folder: Path) -> None:
     """Kill what stands in `folder`, also what is started meanwhile."""
     while found := inhabitants(folder):
-        for process in found:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)  # until they stand nowhere: zombies count no more, whoever has to reap them
 
 

@@ -219,13 +219,15 @@ class Estate:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that came from this estate's pools, wherever it went."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
+        return [process for process in map(self._if_ours, psutil.pids()) if process is not None]
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def _if_ours(self, pid: int) -> psutil.Process | None:
         try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == self._mark
+            process = psutil.Process(pid)
+            ours = process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == self._mark
         except (psutil.Error, OSError):
-            return False
+            return None
+        return process if ours else None
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Kill a process of this estate and remember when, for the oracle: from the signal until it is dead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -407,6 +408,24 @@ def test_strays_that_left_the_group_are_killed_and_known_children_live(pipe: Pip
     assert stray in kill_strays([known.pid, *strangers])
     until(lambda: any(exit.pid == stray for exit in reap()), "the stray is reaped")
     assert is_running(known.pid, known.start)
+
+
+def test_a_pid_that_changes_hands_in_the_midst_of_a_look_hides_no_stray(
+    monkeypatch: pytest.MonkeyPatch, strangers: set[int]
+) -> None:
+    """Where few pids are free, psutil finds no file of a process that there is a moment later, and says so."""
+    stray = spawn(hang, name="stray", own_group=True)
+    look, looks = psutil.Process.children, []
+
+    def children(self: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        looks.append(self.pid)
+        if len(looks) == 1:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/17/stat")
+        return look(self, recursive=recursive)
+
+    monkeypatch.setattr(psutil.Process, "children", children)
+    assert kill_strays(strangers) == [stray.pid]
+    assert exit_of(stray).signal == signal.SIGKILL
 
 
 def test_every_ended_child_is_reaped_in_one_call_and_none_is_waited_for() -> None:

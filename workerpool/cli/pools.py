@@ -18,7 +18,7 @@ import psutil
 
 from queuekit import BackendUnavailable
 from workerpool.board import Board, BoardError, BoardHeader, Kind, RowView, find_boards, find_elsewhere, find_lost
-from workerpool.process import boot_id, is_running
+from workerpool.process import NOT_THERE, boot_id, is_running
 
 UNSTEADY_RESTARTS = 3
 STEADY_SECONDS = 60.0
@@ -158,7 +158,7 @@ def is_stopped(pid: int) -> bool:
     """Whether a process was stopped (SIGSTOP, Ctrl-Z, a debugger) and does nothing until it is continued."""
     try:
         return bool(pid > 0 and psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
+    except NOT_THERE:
         return False
 
 
@@ -166,7 +166,7 @@ def _is_its_maker(pid: int, path: str) -> bool:
     """Whether the process is of the user whose board this is: root may look at anybody's, and signals whom it names."""
     try:
         return bool(psutil.Process(pid).uids().effective == os.stat(path).st_uid)
-    except psutil.Error:
+    except NOT_THERE:
         return False
 
 
@@ -203,5 +203,5 @@ def _age(pid: int) -> float:
     """Seconds since a process started; 0 when it is gone."""
     try:
         return max(0.0, time.time() - psutil.Process(pid).create_time())
-    except psutil.Error:
+    except NOT_THERE:
         return 0.0

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from types import TracebackType
 
 import click
-import psutil
 
 import workerpool
 from queuekit import Job, QueueKit, decode_job
@@ -38,7 +37,7 @@ from workerpool.config import LogFormat, PoolConfig, StreamConfig
 from workerpool.handlers import Handler, HandlerError, load_handler
 from workerpool.locations import board_directory
 from workerpool.outcome import Result, ResultKind
-from workerpool.process import become_subreaper, end_left_overs
+from workerpool.process import become_subreaper, child_pids, end_left_overs
 from workerpool.worker.context import Surroundings
 from workerpool.worker.loop import resource_tracker
 from workerpool.worker.run import Limits, WorkItem, run_batch, run_job
@@ -137,7 +136,7 @@ class Replay:
             self._handler = load_handler(stream.handler, config.handlers.path)
         except HandlerError as error:
             raise Refusal(str(error), USAGE) from error
-        self._helpers = frozenset(child.pid for child in psutil.Process().children())
+        self._helpers = child_pids()
 
     def run(self) -> Ended:
         """Call the handler once and say how that ended."""

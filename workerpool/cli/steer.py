@@ -16,7 +16,7 @@ from workerpool.cli.pools import Pool, is_stopped, pools_elsewhere, read_pools
 from workerpool.cli.telling import tell_deed
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory
-from workerpool.process import kill_process
+from workerpool.process import NOT_THERE, kill_process
 
 _PATIENCE_SECONDS = 5.0
 
@@ -127,7 +127,7 @@ def _has_terminal(pid: int) -> bool:
     try:
         if psutil.Process(pid).terminal() is None:
             return False
-    except psutil.Error:
+    except NOT_THERE:
         return False
     try:
         return os.readlink(f"/proc/{pid}/fd/0").startswith(("/dev/pts/", "/dev/tty", "/dev/console"))

@@ -16,6 +16,9 @@ import psutil
 
 from workerpool.process.spare import FULL, with_spare
 
+NOT_THERE = (psutil.Error, FileNotFoundError)
+"""What a look at a process raises that is gone. The second: its pid became another process's in the midst of the look,
+which happens where few pids are free."""
 _ON_LINUX = sys.platform == "linux"
 _STATE, _START_TIME = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command name
 
@@ -28,7 +31,7 @@ def start_identity(pid: int) -> str | None:
         return f"{int(fields[_START_TIME])}@{boot_id()}" if fields else None
     try:
         return f"{psutil.Process(pid).create_time():.6f}"
-    except psutil.Error:
+    except NOT_THERE:
         return None
 
 
@@ -42,7 +45,7 @@ def is_running(pid: int, start: str) -> bool:
         return fields is not None and fields[_STATE] not in {b"Z", b"X"}
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
+    except NOT_THERE:
         return False
 
 

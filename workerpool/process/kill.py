@@ -2,7 +2,8 @@
 
 Each function names its target by pid *and* start identity (see `identity`), looks first, and does nothing when the pid
 belongs to somebody else by now. While a process group has members the kernel does not hand its number out again, so a
-group whose leader is still there (also as a zombie) is surely the one that is meant.
+group whose leader is still there (also as a zombie) is surely the one that is meant. A look that meets a process which
+goes meanwhile is repeated, or goes past it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-from workerpool.process.identity import start_identity, started_before
+from workerpool.process.identity import NOT_THERE, start_identity, started_before
 from workerpool.process.spare import with_spare
 
 _MOST_ROUNDS = 10
@@ -58,7 +59,7 @@ def kill_strays(known: Collection[int], signal_number: int = signal.SIGKILL) -> 
     """
     killed: list[int] = []
     for _ in range(_MOST_ROUNDS):  # killing a parent hands its children to us: look again
-        strays = [child for child in psutil.Process().children() if child.pid not in known and _lives(child)]
+        strays = [child for child in _children(psutil.Process()) if child.pid not in known and _lives(child)]
         if not strays:
             break
         for stray in strays:
@@ -77,9 +78,7 @@ def end_left_overs(known: Collection[int] = ()) -> list[int]:
     """
     ended: list[int] = []
     for _ in range(_MOST_ROUNDS):
-        strays = (
-            [child.pid for child in psutil.Process().children() if child.pid not in known] if has_children() else []
-        )
+        strays = child_pids().difference(known) if has_children() else ()
         if not strays:
             break
         kill_strays(known)
@@ -87,6 +86,12 @@ def end_left_overs(known: Collection[int] = ()) -> list[int]:
             _wait_for(pid)
         ended += strays
     return ended
+
+
+@with_spare
+def child_pids() -> frozenset[int]:
+    """The pids of this process's children, dead ones that nobody has waited for included."""
+    return frozenset(child.pid for child in _children(psutil.Process()))
 
 
 def has_children() -> bool:
@@ -117,34 +122,43 @@ def _killpg(group: int, signal_number: int) -> bool:
 
 def _members(group: int, session: int) -> Iterator[tuple[int, str]]:
     """The processes of `group` in `session` that run under our uid, with their start identities."""
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         try:
-            ours = os.getpgid(process.pid) == group and os.getsid(process.pid) == session
-            if ours and process.uids().real == os.getuid():
-                start = start_identity(process.pid)
+            ours = os.getpgid(pid) == group and os.getsid(pid) == session
+            if ours and psutil.Process(pid).uids().real == os.getuid():
+                start = start_identity(pid)
                 if start is not None:
-                    yield process.pid, start
-        except (psutil.Error, ProcessLookupError, PermissionError):
+                    yield pid, start
+        except (*NOT_THERE, ProcessLookupError, PermissionError):
             continue
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
-    except psutil.Error:
+        return _children(process, recursive=True)
+    except NOT_THERE:
         return []
+
+
+def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    for _ in range(_MOST_ROUNDS):
+        try:
+            return process.children(recursive=recursive)
+        except FileNotFoundError:
+            continue
+    return process.children(recursive=recursive)
 
 
 def _lives(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
+    except NOT_THERE:
         return False
 
 
 def _send(process: psutil.Process, signal_number: int) -> bool:
     try:
         process.send_signal(signal_number)
-    except psutil.Error:
+    except NOT_THERE:
         return False
     return True

@@ -17,8 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import psutil
-
 from queuekit.job import Job
 from queuekit.wire import encode_job
 from workerpool.board import Board
@@ -30,6 +28,7 @@ from workerpool.process import (
     Child,
     Exit,
     become_subreaper,
+    child_pids,
     end_left_overs,
     frame_limit,
     is_running,
@@ -113,7 +112,7 @@ class Rig:
         self._max_job_bytes = max_job_bytes
         self._board = Board.create(control, rows=1)
         self._counts = os.path.join(control, "lines.json")
-        self._known = frozenset(child.pid for child in psutil.Process().children())
+        self._known = child_pids()
         become_subreaper()
 
     def close(self) -> None:

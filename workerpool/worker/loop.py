@@ -39,6 +39,7 @@ from workerpool.outcome import Result, ResultKind
 from workerpool.process import (
     become_subreaper,
     can_open,
+    child_pids,
     descriptor_limit,
     end_left_overs,
     open_descriptors,
@@ -171,7 +172,7 @@ class _Worker:
         self._ran = 0
         self._spent = ""
         self._pid = os.getpid()
-        self._helpers = _children()
+        self._helpers = child_pids()
         self._standard = standard_descriptors()
 
     def serve(self) -> int:
@@ -336,11 +337,6 @@ def _unread_words() -> tuple[int, int] | None:
     at_ns = time.monotonic_ns()
     count = unread_bytes(2)
     return (at_ns, count) if count else None
-
-
-@with_spare
-def _children() -> frozenset[int]:
-    return frozenset(child.pid for child in psutil.Process().children())
 
 
 def resource_tracker() -> frozenset[int]:

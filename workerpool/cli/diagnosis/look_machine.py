@@ -16,7 +16,7 @@ from queuekit.watch import filesystem_type
 from workerpool.assemble import descriptors_needed
 from workerpool.cli.diagnosis.machine import Config, Disk, Machine
 from workerpool.config import PoolConfig
-from workerpool.process import descriptor_limit
+from workerpool.process import NOT_THERE, descriptor_limit
 from workerpool.trust import why_unimportable, why_unsafe, why_unusable
 
 _PACKAGES = (
@@ -62,17 +62,19 @@ def _processes_left() -> int | None:
     found = []
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() and soft != resource.RLIM_INFINITY:
-        mine = sum(
-            process.info["uids"].real == os.getuid()
-            for process in psutil.process_iter(["uids"])
-            if process.info["uids"]
-        )
-        found.append(soft - mine)
+        found.append(soft - sum(map(_is_mine, psutil.pids())))
     group = _group_folder()
     limit, now = _number(f"{group}/pids.max"), _number(f"{group}/pids.current")
     if limit is not None and now is not None:
         found.append(limit - now)
     return max(0, min(found)) if found else None
+
+
+def _is_mine(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).uids().real == os.getuid())
+    except NOT_THERE:
+        return False
 
 
 def _group_folder() -> str:
