@@ -406,8 +406,11 @@ class QueueBackend(abc.ABC):
         """What was put aside under the name `typed`, or of a job with the id `typed`; None when nothing was."""
 
     @abc.abstractmethod
-    def streams(self) -> set[str]:
-        """The streams that jobs which have not ended belong to, as far as that can be told cheaply."""
+    def streams(self, at_most: int | None = None) -> set[str]:
+        """The streams that jobs which have not ended belong to, as far as that can be told cheaply.
+
+        `at_most`: of each state look at no more than so many jobs, where looking at all of them is dear.
+        """
 
     @abc.abstractmethod
     def next_due(self, stream: str | None = None) -> float | None:

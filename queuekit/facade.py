@@ -161,11 +161,26 @@ class QueueKit:
 
         One session for the call. Without `lease` it raises `LeaseLost` while somebody else holds the stream's.
         """
+        claimed, report = self.drain_and_report_later(stream, limit, lease=lease)
+        report()
+        return claimed
+
+    def drain_and_report_later(
+        self, stream: str | None = None, limit: int | None = None, *, lease: Lease | None = None
+    ) -> tuple[list[Claimed], Callable[[], None]]:
+        """The same, with what tells telemetry of it: to be called when the jobs are on their way.
+
+        A report counts what is pending, which takes a second where that is a million.
+        """
         begun = time.monotonic()
         claimed = self.backend.drain_available(stream, limit, lease=lease)
-        if is_enabled():
-            self._report(stream, claimed, (time.monotonic() - begun) * 1000)
-        return claimed
+        latency_ms = (time.monotonic() - begun) * 1000
+
+        def report() -> None:
+            if is_enabled():
+                self._report(stream, claimed, latency_ms)
+
+        return claimed, report
 
     def _report(self, stream: str | None, claimed: Sequence[Claimed], latency_ms: float) -> None:
         report_queue_stats(

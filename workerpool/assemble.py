@@ -31,6 +31,7 @@ from workerpool.systemd import Notifier
 
 SPARE_STREAM_ROWS = 64
 _DESCRIPTORS, _DESCRIPTORS_PER_WORKER, _DESCRIPTORS_PER_STREAM = 32, 4, 1
+_LOOKED_AT = 10_000
 _log = logging.getLogger("workerpool.master")
 
 
@@ -210,8 +211,11 @@ def _gave_up_reserve(directory: str) -> bool:
 
 
 def _mention_strangers(config: PoolConfig, queue: QueueKit) -> None:
-    """Jobs of streams that nobody works here are not waited for; they shall not be forgotten either."""
-    for name in sorted(queue.backend.streams() - {stream.name for stream in config.streams}):
+    """Jobs of streams that nobody works here are not waited for; they shall not be forgotten either.
+
+    Those of a few are overlooked behind a long backlog, which the start must not wait for; `status` names them.
+    """
+    for name in sorted(queue.backend.streams(_LOOKED_AT) - {stream.name for stream in config.streams}):
         _log.warning("stream %r has jobs and is not configured: nobody works them here", name)
 
 

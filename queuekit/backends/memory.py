@@ -452,7 +452,7 @@ class MemoryBackend(QueueBackend):
         """None: nothing here cannot be read."""
         return None
 
-    def streams(self) -> set[str]:
+    def streams(self, at_most: int | None = None) -> set[str]:  # noqa: ARG002  all of them are no more work
         """The streams of jobs that have not ended."""
         with self._open() as store:
             return {job.stream_id for folder in (store.new, store.later, store.cur) for job in folder.values()}

@@ -162,3 +162,21 @@ def test_a_slow_folder_is_drained_to_its_end(queue: FilesystemBackend, monkeypat
     while batch := queue.drain_available(STREAM, 4, lease=lease):
         claimed += ids_of(batch)
     assert claimed == expected
+
+
+def test_whose_jobs_there_are_can_be_told_without_going_through_a_backlog(
+    queue: FilesystemBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        fill(queue, "new", 1, f"stream{number}")
+    seen: list[str] = []
+    tell = layout.clear_stream
+
+    def count(name: str) -> str | None:
+        seen.append(name)
+        return tell(name)
+
+    monkeypatch.setattr(layout, "clear_stream", count)
+    assert len(queue.streams(at_most=10)) == 10
+    assert len(seen) == 10
+    assert len(queue.streams()) == 50

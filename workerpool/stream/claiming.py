@@ -7,6 +7,7 @@ results, a few more jobs are run and then none: each of them would run again if 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from queuekit import LeaseLost, QueueError
 from workerpool.outcome import Result
@@ -26,6 +27,7 @@ class Claiming:
         self._desk = desk
         self._arrivals = arrivals
         self._trouble = desk.troubles.new("claiming jobs", _log)
+        self._untold: list[Callable[[], None]] = []
         self._growing: Unit | None = None
         self._full_at = 0.0
 
@@ -37,6 +39,12 @@ class Claiming:
             self._claim(now)
         if self._may_assign:
             self._assign(now)
+
+    def report(self) -> None:
+        """Tell telemetry of what was claimed: after it was handed over, since a long queue takes a while to count."""
+        for tell in self._untold:
+            tell()
+        self._untold.clear()
 
     def next(self, now: float) -> float | None:
         """When something is to be claimed or handed over that no event announces."""
@@ -68,13 +76,14 @@ class Claiming:
             arrivals.hungry = True
         while arrivals.hungry and not self._trouble.blocks(now) and (room := desk.roster.room):
             try:
-                claimed = desk.queue.drain(desk.stream, room, lease=desk.lease)
+                claimed, report = desk.queue.drain_and_report_later(desk.stream, room, lease=desk.lease)
             except LeaseLost:
                 raise
             except STORE_ERRORS as error:
                 self._trouble.met(error, now)
                 return
             self._trouble.over(now)
+            self._untold.append(report)
             arrivals.hungry = len(claimed) >= room
             if desk.journey.waiting:
                 desk.journey.claimed(claimed)

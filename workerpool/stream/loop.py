@@ -128,6 +128,7 @@ class Stream:
         except LeaseLost as error:
             self._lose_lease(error)
         self._desk.crew.flush()
+        self._claiming.report()
         self._desk.master.flush()
         self._words.trouble()
         self._desk.row.beat()

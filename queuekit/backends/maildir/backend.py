@@ -270,9 +270,9 @@ class FilesystemBackend(QueueBackend):
         """The file in done/ of this name, or with this id at the end of its name, that could not be read as a job."""
         return self._listing.put_aside(typed)
 
-    def streams(self) -> set[str]:
-        """Streams of jobs that have not ended, as far as their names state them."""
-        return self._census.streams()
+    def streams(self, at_most: int | None = None) -> set[str]:
+        """Streams of jobs that have not ended, as far as their names state them, and those of `at_most` files."""
+        return self._census.streams(at_most)
 
     # -- waking, leases
 

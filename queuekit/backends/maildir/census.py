@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.keep import Keeper
@@ -32,7 +33,7 @@ class Census:
     def pending_count(self, stream: str | None) -> int:
         """Regular files in new/ that are jobs of the stream, as far as can be told."""
         new = self._mount.new
-        return sum(self._ownership.belongs(new, name, stream) for name in self._mount.names(new))
+        return self._ownership.count(new, self._mount.each_name(new), stream)
 
     def in_flight_count(self, stream: str | None) -> int:
         """Jobs in cur/, and those on their way there by a newer port's claim."""
@@ -127,9 +128,10 @@ class Census:
             dossier=self._settler.dossier(job_id),
         )
 
-    def streams(self) -> set[str]:
-        """Streams of jobs that have not ended, as far as their names state them."""
+    def streams(self, at_most: int | None) -> set[str]:
+        """Streams of jobs that have not ended, as far as the names of so many files in each folder state them."""
         mount = self._mount
-        names = [*mount.names(mount.new), *mount.names(mount.cur)]
-        names += [split[2] for file in mount.names(mount.later) if (split := layout.split_later(file))]
-        return {stream for name in names if (stream := layout.clear_stream(name)) is not None}
+        names = [itertools.islice(mount.each_name(folder), at_most) for folder in (mount.new, mount.cur)]
+        later = map(layout.split_later, itertools.islice(mount.each_name(mount.later), at_most))
+        every = itertools.chain(*names, (split[2] for split in later if split))
+        return {stream for name in every if (stream := layout.clear_stream(name)) is not None}

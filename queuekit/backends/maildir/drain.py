@@ -198,16 +198,21 @@ class Drainer:
                 self._folders_doubted = False
             else:
                 mount.heal_if_gone(mount.new, mount.cur)
-            ahead.refill(self._claimable(stream))
+            ahead.refill(self._claimable(stream, ahead))
         except OSError as error:
             raise BackendUnavailable(f"cannot list new/: {error.strerror}") from error
         ended = time.monotonic()
         self._listed[stream] = (ended, ended - begun)
 
-    def _claimable(self, stream: str | None) -> Iterator[str]:
-        """The names in new/ that a claim is worth trying on; what is no job by its looks is mentioned once."""
+    def _claimable(self, stream: str | None, ahead: Lookahead) -> Iterator[str]:
+        """The names in new/ that a claim is worth trying on; what is no job by its looks is mentioned once.
+
+        Of a long backlog most names are too young to be kept, and are not looked at: a listing takes half the time.
+        """
         for entry in self._mount.ops.entries(self._mount.new):
             name = entry.name
+            if name > ahead.horizon:
+                continue
             if self._ownership.may_be(name, stream):
                 if entry.is_file(follow_symlinks=False):
                     yield name

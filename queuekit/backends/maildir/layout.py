@@ -73,7 +73,7 @@ def suggests(name: str, stream: str) -> bool:
 
 def is_clear(name: str, stream: str) -> bool:
     """Whether the name states the stream: it fills all between the timestamp and a 32-digit hex id."""
-    return _clear_names_of(stream).fullmatch(name) is not None
+    return clear_names_of(stream).fullmatch(name) is not None
 
 
 def clear_stream(name: str) -> str | None:
@@ -94,7 +94,8 @@ def _names_of(stream: str) -> re.Pattern[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _clear_names_of(stream: str) -> re.Pattern[str]:
+def clear_names_of(stream: str) -> re.Pattern[str]:
+    """What fully matches the names that state this stream, as `is_clear` has it."""
     return re.compile(f"{_TIMESTAMP}{re.escape(stream)}-[0-9a-f]{{32}}", re.ASCII)
 
 

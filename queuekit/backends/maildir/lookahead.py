@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 SIZE = 4096
+_END = "\U0010ffff"  # no name is behind it
 
 
 class Lookahead:
@@ -21,6 +22,7 @@ class Lookahead:
         self._heap: list[str] = []
         self._known: set[str] = set()
         self._last = ""
+        self.horizon = _END  # while it is refilled: a name behind this one need not be offered
         self.more = True  # whether the folder may hold names that are not known here
 
     def __len__(self) -> int:
@@ -28,11 +30,25 @@ class Lookahead:
 
     def refill(self, names: Iterable[str]) -> None:
         """Replace what is known by a listing's oldest names."""
-        oldest = heapq.nsmallest(self._size + 1, names)
-        self.more = len(oldest) > self._size
-        self._heap = oldest[: self._size]
+        self.horizon = _END
+        oldest: list[str] = []
+        for name in names:
+            oldest.append(name)
+            if len(oldest) > 2 * self._size:
+                self._shorten(oldest)
+        self.more = self._shorten(oldest) or self.horizon != _END
+        self._heap = oldest
         self._last = self._heap[-1] if self._heap else ""
         self._known = set(self._heap)
+
+    def _shorten(self, names: list[str]) -> bool:
+        """Sort, and drop what is too much; returns whether something was."""
+        names.sort()
+        if len(names) <= self._size:
+            return False
+        del names[self._size :]
+        self.horizon = names[-1]
+        return True
 
     def add(self, name: str) -> None:
         """Note a name that has just arrived."""

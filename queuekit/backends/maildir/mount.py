@@ -187,8 +187,14 @@ class Mount:
 
     def names(self, folder: int) -> list[str]:
         """The names of the regular files in a folder; raises `BackendUnavailable` when it cannot be read."""
+        return list(self.each_name(folder))
+
+    def each_name(self, folder: int) -> Iterator[str]:
+        """The same, as they are read: a million of them take 100 MB."""
         try:
-            return [entry.name for entry in self.ops.entries(folder) if entry.is_file(follow_symlinks=False)]
+            for entry in self.ops.entries(folder):
+                if entry.is_file(follow_symlinks=False):
+                    yield entry.name
         except OSError as error:
             raise BackendUnavailable(f"cannot list a folder of {self.root}: {error.strerror}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.mount import Mount
@@ -68,6 +69,15 @@ class Ownership:
             stream,
             Owner.NOBODY,
         }
+
+    def count(self, folder: int, names: Iterable[str], stream: str | None) -> int:
+        """How many of these files belong to the stream. Most names are clear, and a queue may have a million."""
+        if stream is None:
+            return sum(layout.tail(name) is not None for name in names)
+        is_clear, known = layout.clear_names_of(stream).fullmatch, self._known
+        return sum(
+            (is_clear(name) is not None and name not in known) or self.belongs(folder, name, stream) for name in names
+        )
 
     def holds(self, folder: int, name: str, stream: str, *, job_name: str) -> bool:
         """Whether the file is this stream's by its content, or suggests it and holds no job. For who moves it on."""

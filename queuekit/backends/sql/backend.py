@@ -228,7 +228,7 @@ class PersistenceKitBackend(QueueBackend):
         """A row that ended because it holds no job."""
         return self._reader.put_aside(typed)
 
-    def streams(self) -> set[str]:
+    def streams(self, at_most: int | None = None) -> set[str]:  # noqa: ARG002  all of them are no more work
         """The streams of jobs that have not ended."""
         return self._reader.streams()
 

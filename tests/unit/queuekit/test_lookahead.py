@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -26,6 +28,22 @@ def test_a_listing_keeps_the_oldest_and_says_whether_there_are_more() -> None:
     ahead.refill(["b", "a", "c"])
     assert not ahead.more
     assert taken(ahead) == ["a", "b", "c"]
+
+
+def test_a_long_listing_tells_early_which_names_it_can_leave_out() -> None:
+    ahead = Lookahead(2)
+    offered = []
+
+    def listing() -> Iterator[str]:
+        for name in ["e", "d", "c", "b", "f", "a", "g"]:
+            if name <= ahead.horizon:
+                offered.append(name)
+                yield name
+
+    ahead.refill(listing())
+    assert offered == ["e", "d", "c", "b", "f", "a"]
+    assert ahead.more
+    assert taken(ahead) == ["a", "b"]
 
 
 def test_before_the_first_listing_there_may_be_anything() -> None:
