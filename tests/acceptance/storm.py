@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pool import Estate, is_dead, suppressed_end, until
+from pool import Estate, Pool, is_dead, suppressed_end, until
 from witness import Kill, Ledger, Recoveries, judge_repeats, quantile
 
 from queuekit import Job
@@ -52,11 +52,11 @@ class Storm:
     def __init__(self, estate: Estate, dice: random.Random) -> None:
         self.estate, self.dice = estate, dice
         self.kills: list[Kill] = []
+        self.pool: Pool
         self._stream_of: dict[str, str] = {}  # of every job that was sent, or will be submitted
         self._outstanding: collections.Counter[str] = collections.Counter()
         self._feed()  # makes the folders, too
         self._ledger, self._recoveries = Ledger(estate), Recoveries(estate, list(STREAMS))
-        self.pool = estate.start()
 
     def __enter__(self) -> Storm:
         return self
@@ -66,7 +66,8 @@ class Storm:
         self._recoveries.close()
 
     def rage(self, kills: int) -> None:
-        """Kill so many times."""
+        """Start a pool and kill so many times."""
+        self.pool = self.estate.start()
         begun = time.monotonic()
         for number in range(1, kills + 1):
             self._strike(self._roll(dict(TARGETS)))
@@ -75,7 +76,7 @@ class Storm:
                 print(f"{number} kills, {len(self._ledger.ended)} jobs, {time.monotonic() - begun:.0f} s", flush=True)
 
     def calm_down(self) -> None:
-        """Let what is left be done, and stop."""
+        """Let what is left be done, and stop the pool."""
         until(lambda: self._watch() or not +self._outstanding, "the rest of the jobs", patience=120)
         assert self.pool.stop() == 0
         self._ledger.read()
