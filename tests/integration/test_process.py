@@ -337,9 +337,13 @@ def test_a_stranger_with_a_recorded_pid_is_never_signalled() -> None:
 
 
 def test_neither_everybody_nor_init_nor_ourselves_can_be_hit_by_mistake() -> None:
-    for pid in (-1, 0, 1):
+    """Process 1 is a pool's master where that is the first one of a container: only its identity tells."""
+    for pid in (-1, 0):
         assert not kill_process(pid, start_identity(1) or "", 0)
+    for pid in (-1, 0, 1):
         assert not kill_group(pid, start_identity(1) or "", 0)
+    for recorded in ("", "1@another-boot"):
+        assert not kill_process(1, recorded, 0)
     assert not kill_group(os.getpgrp(), start_identity(os.getpgrp()) or "", 0)
 
 

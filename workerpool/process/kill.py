@@ -22,7 +22,7 @@ _MOST_ROUNDS = 10
 
 def kill_process(pid: int, start: str, signal_number: int) -> bool:
     """Send a signal to one process; False when it is gone, or its pid is another's now, or it may not be signalled."""
-    if pid <= 1 or start_identity(pid) != start:
+    if pid <= 0 or start_identity(pid) != start:
         return False
     try:
         os.kill(pid, signal_number)
