@@ -137,7 +137,7 @@ def _each(config: PoolConfig, queue: QueueKit, typed: Iterable[str], act: Callab
         try:
             act(whole := id_of(queue, id))
         except Refusal as refusal:
-            click.echo(f"workerpool: {refusal}", err=True)
+            click.echo(f"workerpool: {words.printable_lines(str(refusal))}", err=True)
             code = FAILED
         except QueueError as error:
             if code_of(error) == STORE:

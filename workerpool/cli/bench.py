@@ -95,7 +95,8 @@ def _report(config: PoolConfig, place: Scratch, count: int, figures: list[Figure
 
 
 def _say(config: PoolConfig, place: Scratch, figures: list[Figure], interrupted: bool) -> None:
-    click.echo(f"{place.name}, like {words.masked(config.store.url)}; durability {config.store.durability.value}\n")
+    about = words.printable(f"{place.name}, like {words.masked(config.store.url)}")
+    click.echo(f"{about}; durability {config.store.durability.value}\n")
     for line in table(figures):
         click.echo(line)
     if interrupted:

@@ -65,7 +65,7 @@ def check_command(ctx: click.Context, source: Source, as_json: bool) -> None:
         if as_json:
             print_json({"ok": False, "problems": problems, "config": None})
         else:
-            click.echo("\n".join(problems), err=True)
+            click.echo(words.printable_lines("\n".join(problems)), err=True)
         ctx.exit(USAGE)
     findings = [*_unsupported(config), *bad_imports(config), *_bad_log(config), *_bad_store(config)]
     if as_json:
@@ -78,11 +78,11 @@ def check_command(ctx: click.Context, source: Source, as_json: bool) -> None:
 
 def _say(config: PoolConfig, findings: list[Finding]) -> None:
     for finding in findings:
-        click.echo(finding.text, err=True)
+        click.echo(words.printable_lines(finding.text), err=True)
     if not findings:
         click.echo(to_toml(effective(config)), nl=False)
         streams = words.number(len(config.streams), "stream")
-        click.echo(f"# all is well: {streams}, {words.masked(config.store.url)}")
+        click.echo(f"# all is well: {streams}, {words.printable(words.masked(config.store.url))}")
 
 
 # -- what is tried
@@ -302,5 +302,9 @@ def _value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string. JSON's escapes are TOML's, but for DEL, which only TOML wants escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A TOML string, of which a terminal may be shown everything. JSON's escapes are TOML's, so far as they go."""
+    return "".join(map(_printable, json.dumps(text, ensure_ascii=False)))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else f"\\U{ord(character):08X}"

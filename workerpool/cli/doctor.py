@@ -229,7 +229,7 @@ def _say(config: PoolConfig, findings: list[Finding]) -> None:
     for each in findings:
         for line in _lines(each):
             click.echo(line)
-    click.echo(f"{words.masked(config.store.url)}: {_summary(findings)}")
+    click.echo(f"{words.printable(words.masked(config.store.url))}: {_summary(findings)}")
 
 
 def _lines(finding: Finding) -> Iterator[str]:

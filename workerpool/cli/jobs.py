@@ -48,7 +48,9 @@ def _check_stream(config: PoolConfig, stream: str | None) -> None:
     from workerpool.config_model import did_you_mean
 
     near = did_you_mean(stream, [each.name for each in config.streams])
-    click.echo(f"workerpool: the configuration has no stream {words.printable(stream)!r}{near}", err=True)
+    click.echo(
+        f"workerpool: the configuration has no stream {words.printable(stream)!r}{words.printable(near)}", err=True
+    )
 
 
 def list_jobs(queue: QueueKit, states: set[str], stream: str | None) -> Iterator[JobView | PutAside]:

@@ -125,8 +125,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except Refusal as refusal:
             code = _say(str(refusal), refusal.code)
+        except click.UsageError as error:  # click itself tells of it
+            raise click.UsageError(_printable(error.format_message()), error.ctx) from error
         except ConfigError as error:
-            click.echo(str(error), err=True)  # each of its lines says where it is
+            click.echo(_printable(str(error)), err=True)  # each of its lines says where it is
             code = USAGE
         except QueueError as error:
             code = _say(str(error), code_of(error))
@@ -142,8 +144,14 @@ class Commands(click.Group):
 
 
 def _say(message: str, code: int) -> int:
-    click.echo(f"workerpool: {message}", err=True)
+    click.echo(f"workerpool: {_printable(message)}", err=True)
     return code
+
+
+def _printable(message: str) -> str:
+    from workerpool.cli.words import printable_lines
+
+    return printable_lines(message)
 
 
 def _cannot_write(error: OSError) -> int:

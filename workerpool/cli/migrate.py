@@ -196,7 +196,7 @@ def _say(source: Side, target: Side, found: Found, kept: bool, line: str | None)
     if kept:
         click.echo(f"{_shown(source)} was left as it is: do not use it any more, its jobs are in {_shown(target)} now")
     if line is not None:
-        click.echo(f"now change {line}")
+        click.echo(f"now change {words.printable(line)}")
 
 
 def _say_undone(source: Side, target: Side, undone: tuple[int, int], as_json: bool) -> None:

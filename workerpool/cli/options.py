@@ -57,6 +57,7 @@ class Source:
 
         The mistakes are said on standard error. Raises `ConfigError` when the store cannot be told for sure.
         """
+        from workerpool.cli.words import masked, printable, printable_lines
         from workerpool.errors import ConfigError
 
         try:
@@ -65,12 +66,11 @@ class Source:
             if self.path is None:
                 raise
             config = self._with_mistakes()
-            click.echo(str(error), err=True)
+            click.echo(printable_lines(str(error)), err=True)
             if config is None:
                 raise Refusal("--store URL does without this configuration", USAGE) from error
-        from workerpool.cli.words import masked
-
-        click.echo(f"workerpool: these mistakes aside, this is about its store, {masked(config.store.url)}", err=True)
+        store = printable(masked(config.store.url))
+        click.echo(f"workerpool: these mistakes aside, this is about its store, {store}", err=True)
         return config
 
     def _with_mistakes(self) -> PoolConfig | None:

@@ -42,7 +42,9 @@ def pause_command(source: Source, stream: str) -> None:
         raise BackendUnavailable(f"cannot write the pause: {error.strerror}") from error
     if not is_new:
         by = f" by {words.printable(pause.user)}" if pause.user else ""
-        click.echo(f"stream {stream} is paused already, since {words.since(pause.since_ms, now_ms())}{by}")
+        click.echo(
+            f"stream {words.printable(stream)} is paused already, since {words.since(pause.since_ms, now_ms())}{by}"
+        )
         return
     told = _tell_pools(directory)
     tell_deed(f"stream {stream} is paused: nothing more is claimed; `workerpool resume {stream}` ends it")
@@ -64,7 +66,7 @@ def resume_command(source: Source, stream: str) -> None:
     if ended is None:
         with open_queue(config) as queue:
             _check_known(source, config, queue, stream)
-        click.echo(f"stream {stream} is not paused")
+        click.echo(f"stream {words.printable(stream)} is not paused")
         return
     _tell_pools(directory)
     tell_deed(f"stream {stream} goes on; it was paused since {words.since(ended.since_ms, now_ms())}")

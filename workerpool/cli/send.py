@@ -248,7 +248,7 @@ class _Order:
             except OSError as error:
                 raise Refusal(f"cannot read {shown}: {_why(error)}", USAGE) from error
             for mistake in mistakes:
-                click.echo(f"{shown}:{mistake.line}: {mistake.reason}", err=True)
+                click.echo(f"{shown}:{mistake.line}: {words.printable(mistake.reason)}", err=True)
             if mistakes:
                 return USAGE
             if not count:
@@ -302,7 +302,12 @@ class _Order:
 def _tell_ids(ids: list[str], whom: str) -> None:
     """Print ids of accepted jobs. Raises `Refusal` when that cannot be: then nothing may be sent again blindly."""
     with telling_of(f"{whom} accepted"):
-        click.echo("\n".join(ids))
+        click.echo("\n".join(map(_shown, ids)))
+
+
+def _shown(id: str) -> str:
+    """An id for whoever reads it: another program gets it as it is, to hand it on."""
+    return words.printable(id) if sys.stdout is not None and sys.stdout.isatty() else id
 
 
 def _await_one(queue: QueueKit, id: str) -> int:
@@ -313,12 +318,12 @@ def _await_one(queue: QueueKit, id: str) -> int:
         if time.monotonic() >= next_look:
             next_look = time.monotonic() + _LOOK_UP_SECONDS
             if queue.look_up(id) is None and queue.signal(id) is None:
-                click.echo(f"{id} is not in the store any more", err=True)
+                click.echo(f"{_shown(id)} is not in the store any more", err=True)
                 return FAILED
-    click.echo(f"{id} {signal.status}")
+    click.echo(f"{_shown(id)} {signal.status}")
     if signal.status is not ObservationStatus.BLOCKED:
         return 0
-    click.echo(f"{id}: {_last_error(queue, id)}", err=True)
+    click.echo(f"{_shown(id)}: {_last_error(queue, id)}", err=True)
     return FAILED
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import click
 
 from workerpool.cli.main import FAILED, Refusal, drop_output
+from workerpool.cli.words import printable_lines
 
 
 @contextlib.contextmanager
@@ -33,4 +34,4 @@ def telling_of(deed: str) -> Iterator[None]:
 def tell_deed(line: str) -> None:
     """Print a line about a deed that is done; what is raised is that of `telling_of`."""
     with telling_of(line):
-        click.echo(line)
+        click.echo(printable_lines(line))

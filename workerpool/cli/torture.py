@@ -22,7 +22,7 @@ from workerpool.cli import words
 from workerpool.cli.main import FAILED, INTERRUPTED, USAGE, Refusal
 from workerpool.cli.options import DEFAULT_CONFIG, VARIABLE, json_option, print_json
 from workerpool.cli.torturing.order import Order, judged
-from workerpool.cli.torturing.report import Report, printable_lines
+from workerpool.cli.torturing.report import Report
 from workerpool.torture.campaign import Campaign, Incomparable, Reference, find_point, points_for
 from workerpool.torture.points import Point
 from workerpool.torture.rig import Rig
@@ -98,7 +98,7 @@ def torture_command(ctx: click.Context, /, **given: Any) -> None:
         report.interrupted = True
     except (CannotSetUp, Incomparable) as error:
         progress.close()
-        raise Refusal(printable_lines(str(error)), USAGE) from error
+        raise Refusal(str(error), USAGE) from error
     finally:
         progress.close()
         if not (order.keep and report.findings):

@@ -109,6 +109,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def printable_lines(text: str) -> str:
+    """Words of ours around foreign text, for a terminal: as `printable`, but for the line ends."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def last_line(text: str, limit: int = 200) -> str:
     """The line of an error that says most, printable and clipped: a traceback's last but for its notes."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -120,6 +120,14 @@ def test_texts_are_clipped_to_their_room_and_stay_readable(board: Board) -> None
     assert view.lease == "held"
 
 
+def test_a_stream_is_named_as_it_is_whatever_is_in_its_name(board: Board) -> None:
+    """Else nothing that is known of it by its name, a lease, a pause or who died with a job, would be found."""
+    name = "\x9b2J \u202e \U0001f469\u200d\U0001f4bb"
+    row = board.row(0)
+    row.take(kind=Kind.STREAM, stream=name)
+    assert row.view().stream == name
+
+
 def test_a_new_owner_goes_on_with_the_counters(board: Board) -> None:
     row = board.row(1)
     row.take(kind=Kind.STREAM, stream="encode")

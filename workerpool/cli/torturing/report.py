@@ -146,8 +146,3 @@ def _source(place: str, folders: Sequence[str]) -> Iterator[str]:
         text = linecache.getline(path, each)
         if text:
             yield f"    {'>' if each == line else ' '} {each:>5}  {words.printable(text.rstrip())}"
-
-
-def printable_lines(text: str) -> str:
-    """Foreign text of several lines for a terminal."""
-    return "\n".join(words.printable(line) for line in text.splitlines())
