@@ -1,9 +1,9 @@
 """One act of one process under strace: its real system calls counted, made to fail, or made its last ones.
 
-Not a test file. `play` forks an actor, which prepares and then waits; strace is attached to it, it acts, and says how
-that went. strace counts the calls of each name from the moment when it is attached, so a *call site* is a name and a
-number (`Site`): the 3rd `fsync` of the act. strace makes a call fail by not making it at all. The kernel closes what it
-reports an error of closing for, so the actor closes such descriptors itself once strace has let go of it.
+Not a test file. An `Actor` is a forked process that prepares and then waits; strace is attached to it, it acts, and
+says how that went. strace counts the calls of each name from the moment when it is attached, so a *call site* is a name
+and a number (`Site`): the 3rd `fsync` of the act. strace makes a call fail by not making it at all. The kernel closes
+what it reports an error of closing for, so the actor closes such descriptors itself once strace has let go of it.
 
 The actor speaks through a socket with calls that are never failed here, and is asked to act again when strace has let
 go of it, or still watches.
@@ -24,9 +24,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from queuekit.errors import QueueError
+from queuekit.locks import forget_all
 
 # fmt: off
 CHANGING = (
@@ -40,7 +40,7 @@ LOOKING = (
 # fmt: on
 SYNCS = frozenset({"fsync", "fdatasync", "syncfs"})
 PATIENCE = 60.0  # seconds for one act, whatever the machine has to do besides
-_GO, _TELL, _CLOSE, _END = b"go", b"tell", b"close", b"end"
+_PREPARE, _ACT, _TELL, _CLOSE = "prepare", "act", "tell", "close"
 _CALL = re.compile(r"^(\w+)\((\d*)")
 Act = Callable[[], object]
 
@@ -124,109 +124,112 @@ def fail_from(sites: Sequence[Site], start: int, error: str, names: Sequence[str
     return [f"{','.join(each)}:error={error}:when={nth}{rest.format(nth + 9)}" for nth, each in together.items()]
 
 
-def play(
-    prepare: Callable[[], Act],
-    inject: Sequence[str] = (),
-    *,
-    names: Sequence[str] = (),
-    folder: str,
-    enough: Callable[[list[Said]], bool] = lambda said: True,
-    watch_on: bool = False,
-) -> Played:
-    """Let an actor act until it has said `enough`, and end it. `watch_on`: strace stays for the later attempts.
+class Actor:
+    """A forked process that prepares one act after the other, and acts when it is told.
 
-    `folder`: for strace's output. Raises `AssertionError` when the story could not be prepared.
+    `prepare(number)`: the act of that number, its state of the queue made. What the act before held is dropped as its
+    death would drop it.
     """
-    output = os.path.join(folder, "calls")
-    with _Actor(prepare) as actor:
-        tracer = _attach(actor.pid, inject, names, output)
-        said: list[Said] = []
-        try:
-            while not said or (said[-1].how == "refused" and not enough(said)):
-                said.append(actor.ask())
-                if said[-1].how in {"died", "hung"}:
-                    break
-                if tracer and not watch_on:
-                    tracer = _detach(tracer)
-                    actor.close(_left_open(_read(output)))
-                if len(said) > 1:
-                    time.sleep(0.002)  # a refusal may name a pause
-            tracer = _detach(tracer)
-            trace = actor.tell() if said[-1].how == "crashed" else ""
-        finally:
-            _detach(tracer)
-    return Played(said, _read(output), trace)
 
-
-class _Actor:
-    """A forked process that prepares itself, then acts when it is told."""
-
-    def __init__(self, prepare: Callable[[], Act]) -> None:
+    def __init__(self, prepare: Callable[[int], Act], folder: str) -> None:
+        self.alive = True
+        self._output = os.path.join(folder, "calls")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = os.fork()
-        if self.pid == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             ours.close()
             _be_actor(prepare, theirs)
         theirs.close()
         ours.settimeout(PATIENCE)
         self._link = ours
 
-    def __enter__(self) -> _Actor:
-        ready = self._link.recv(2**16).decode()
+    def play(
+        self,
+        number: int,
+        inject: Sequence[str],
+        names: Sequence[str],
+        enough: Callable[[list[Said]], bool],
+        *,
+        watch_on: bool,
+    ) -> Played:
+        """Let it do the act of this number, again and again while it is refused and that is not `enough`.
+
+        `names`: the calls that strace tells; `watch_on`: also those of the later attempts. Raises `AssertionError` when
+        the act could not be prepared.
+        """
+        ready = self._ask(f"{_PREPARE} {number}")
         if ready != "ready":
-            self.__exit__()
-            raise AssertionError(f"the story could not be prepared: {ready}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._link.send(_END)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        self._link.close()
-
-    def ask(self) -> Said:
-        """Let it act once."""
-        self._link.send(_GO)
+            raise AssertionError(f"the act could not be prepared: {ready}")
+        tracer = _attach(self._pid, inject, names, self._output)
+        said: list[Said] = []
         try:
-            how, _, error = self._link.recv(2**16).decode().partition(" ")
+            while not said or (said[-1].how == "refused" and not enough(said)):
+                said.append(self._act())
+                if not self.alive:
+                    break
+                if tracer and not watch_on:
+                    tracer = _detach(tracer)
+                    self._close_what_was_left_open()
+                if len(said) > 1:
+                    time.sleep(0.002)  # a refusal may name a pause
+        finally:
+            _detach(tracer)
+        trace = self._ask(_TELL) if said[-1].how == "crashed" else ""
+        return Played(said, _read(self._output), trace)
+
+    def end(self) -> None:
+        """As a kill would end it."""
+        self.alive = False
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+            self._link.close()
+
+    def _act(self) -> Said:
+        try:
+            how, _, error = self._ask(_ACT).partition(" ")
         except TimeoutError:
-            return Said("hung")
+            how, error = "hung", ""
+        self.alive = how not in {"", "hung"}
         return Said(how or "died", error)
 
-    def close(self, descriptors: list[str]) -> None:
-        """Let it close these."""
-        if descriptors:
-            self._link.send(b" ".join([_CLOSE, *map(str.encode, descriptors)]))
-
-    def tell(self) -> str:
-        """The traceback of what it has just said."""
-        self._link.send(_TELL)
+    def _ask(self, order: str) -> str:
+        self._link.send(order.encode())
         return self._link.recv(2**16).decode()
 
+    def _close_what_was_left_open(self) -> None:
+        found = [_CALL.match(call.line) for call in _read(self._output) if call.struck and call.site.name == "close"]
+        if found:
+            self._ask(" ".join([_CLOSE, *(each[2] for each in found if each)]))
 
-def _be_actor(prepare: Callable[[], Act], link: socket.socket) -> None:
+
+def _be_actor(prepare: Callable[[int], Act], link: socket.socket) -> None:
+    gc.disable()  # what it would close is no part of an act
+    logging.disable()
+    act: Act = list
+    said: BaseException | None = None
     try:
-        gc.disable()  # what it would close is no part of the act
-        logging.disable()
-        try:
-            act = prepare()
-        except BaseException:
-            link.send(traceback.format_exc()[-(2**15) :].encode())
-            os._exit(1)
-        link.send(b"ready")
-        said: BaseException | None = None
-        while (order := link.recv(2**16)) not in {_END, b""}:
-            if order == _TELL:
-                link.send("".join(traceback.format_exception(said))[-(2**15) :].encode())
-            elif order == _GO:
+        while True:
+            order, *words = link.recv(2**16).decode().split()
+            answer = "ready"
+            if order == _PREPARE:
+                forget_all()
+                said = _attempt(lambda: None)
+                try:
+                    act = prepare(int(words[0]))
+                except BaseException:
+                    answer = traceback.format_exc()[-(2**15) :]
+            elif order == _ACT:
                 said = _attempt(act)
                 how = "done" if said is None else "refused" if isinstance(said, QueueError) else "crashed"
-                link.send(f"{how} {said!r}"[: 2**15].encode(errors="replace"))
+                answer = f"{how} {said!r}"[: 2**15]
+            elif order == _TELL:
+                answer = "".join(traceback.format_exception(said))[-(2**15) :]
             else:
-                for descriptor in order.split()[1:]:
+                for descriptor in words:
                     os.close(int(descriptor))
+            link.send(answer.encode(errors="replace"))
     finally:
         os._exit(0)
 
@@ -280,35 +283,29 @@ def _read(output: str) -> list[Call]:
     return calls
 
 
-def _left_open(calls: Sequence[Call]) -> list[str]:
-    """The descriptors whose `close` was not made."""
-    found = [_CALL.match(call.line) for call in calls if call.struck and call.site.name == "close"]
-    return [each[2] for each in found if each]
-
-
-def in_own_child(look: Callable[[], None]) -> str:
-    """Run it in a forked process of its own; "" when it went well, else its traceback."""
-    ours, theirs = socket.socketpair()
+def in_own_child(looks: Sequence[Callable[[], None]]) -> list[str]:
+    """Do all of this in one forked process; for each "" when it went well, else its traceback."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
-            look()
-        except BaseException:
-            theirs.sendall(traceback.format_exc()[-3000:].encode())
+            for look in looks:
+                failure = _attempt(look)
+                told = "" if failure is None else "".join(traceback.format_exception(failure))[-3000:]
+                forget_all()
+                theirs.send(f"-{told}".encode())
         finally:
             os._exit(0)
     theirs.close()
     ours.settimeout(PATIENCE)
-    told = b""
-    try:
+    told = []
+    with contextlib.suppress(TimeoutError):
         while part := ours.recv(2**16):
-            told += part
-    except TimeoutError:
-        told = b"the look at what was left hung"
-        os.kill(pid, signal.SIGKILL)
-    ours.close()
+            told.append(part.decode()[1:])
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return told.decode()
+    ours.close()
+    return told + ["a look at what was left did not come to an end"] * (len(looks) - len(told))
 
 
 @contextlib.contextmanager
@@ -322,6 +319,3 @@ def scratch() -> Iterator[str]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-__all__: list[Any] = ["CHANGING", "LOOKING", "SYNCS", "Call", "Played", "Said", "Site", "play"]

@@ -7,6 +7,7 @@ real calls of real processes. The long form goes to every call site, the short o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import os
 import random
@@ -38,6 +39,7 @@ from strace_rig import (
     CHANGING,
     LOOKING,
     SYNCS,
+    Actor,
     Call,
     Played,
     Said,
@@ -46,7 +48,6 @@ from strace_rig import (
     fail_once,
     in_own_child,
     kill_at,
-    play,
     scratch,
 )
 
@@ -62,8 +63,11 @@ SYNC_ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 ALL = (*CHANGING, *LOOKING)
 LOOKING_ERRORS = ("EIO", "EACCES", "EINTR", "ENOENT", "ESTALE")
 """Those that a call can give which changes nothing."""
-REPEATS_LEFT_TO_FSCK = {"no-record", "signal-alone", "twin"}
+LEFT_BY_PRUNING = {"no-record", "signal-alone", "twin"}
 ENOUGH_TRIES = 400
+TRIES = 4
+ACTS_EACH = 25
+"""So many acts has one actor, where it lives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,33 +93,70 @@ SETTINGS = [
 
 
 class Stage:
-    """Plays one setting again and again, each time in a new store."""
+    """Plays one setting again and again, each time in a new store, and looks at what was left of some at a time."""
 
     def __init__(self, setting: Setting, folder: str) -> None:
         self.setting = setting
-        self.folder = folder
-        self._number = 0
         self.faults: list[str] = []
+        self._folder = folder
+        self._number = 0
+        self._actor: Actor | None = None
+        self._waiting: list[tuple[str, Played, int]] = []
         self._template = self.setting.store(os.path.join(folder, "template"))
-        if in_own_child(lambda: self._template.open().close()):
-            raise AssertionError("no empty store can be made")
+        self._report("the empty store", in_own_child([lambda: self._template.open().close()]))
 
-    def play(self, inject: Sequence[str], names: Sequence[str], *, watch_on: bool = False) -> tuple[Played, Store]:
-        """One performance; the store is as it was left."""
+    def play(self, where: str, inject: Sequence[str], names: Sequence[str], *, watch_on: bool = False) -> Played:
+        """One performance, to be judged later. `where`: what is done to it."""
         self._number += 1
-        store = self.setting.store(os.path.join(self.folder, str(self._number)))
-        shutil.copytree(self._template.root, store.root)
-        played = play(
-            lambda: self._prepare(store),
-            inject,
-            names=names,
-            folder=self.folder,
-            enough=self._enough,
-            watch_on=watch_on,
-        )
-        return played, store
+        if self._actor is None or not self._actor.alive or self._number % ACTS_EACH == 0:
+            self._end_actor()
+            self._actor = Actor(self._prepare, self._folder)
+        played = self._actor.play(self._number, inject, names, self._enough, watch_on=watch_on)
+        self._waiting.append((where, played, self._number))
+        if len(self._waiting) >= ACTS_EACH:
+            self.judge()
+        return played
 
-    def _prepare(self, store: Store) -> Act:
+    def judge(self) -> None:
+        """Note what is wrong with how it went and with what was left, of all that have been played, and remove that."""
+        self._end_actor()
+        waiting, self._waiting = self._waiting, []
+        looks = [
+            functools.partial(self._look, number, played.said[-1].how == "done", not where.startswith("ENOENT"))
+            for where, played, number in waiting
+        ]
+        for (where, played, number), told in zip(waiting, in_own_child(looks), strict=True):
+            heading = f"{where}: {played.said[:3]}"
+            last = played.said[-1]
+            if last.how in {"crashed", "hung"}:
+                self._report(heading, [f"{last.how}: {last.error}\n{played.trace}"])
+            elif last.how == "refused" and not (played.said[0].kind == "LeaseLost" or self._found_done(last)):
+                self._report(heading, [f"it never succeeds again, {len(played.said)} tries: {last.error}"])
+            self._report(heading, [told])
+            shutil.rmtree(self._store(number).root, ignore_errors=True)
+
+    def close(self) -> None:
+        """End the actor."""
+        self._end_actor()
+
+    def fault(self, where: str, what: str) -> None:
+        """Note one."""
+        self._report(where, [what])
+
+    def _report(self, where: str, told: Sequence[str]) -> None:
+        self.faults += [f"{self.setting}, {where}: {each}" for each in told if each]
+
+    def _end_actor(self) -> None:
+        if self._actor is not None:
+            self._actor.end()
+            self._actor = None
+
+    def _store(self, number: int) -> Store:
+        return self.setting.store(os.path.join(self._folder, str(number)))
+
+    def _prepare(self, number: int) -> Act:
+        store = self._store(number)
+        shutil.copytree(self._template.root, store.root)
         return self.setting.story.prepare(store.open())
 
     def _enough(self, said: list[Said]) -> bool:
@@ -128,28 +169,12 @@ class Stage:
         known = MAY_FIND_IT_DONE if self.setting.kind == "folder" else IN_A_DATABASE_TOO
         return self.setting.story.name in known and said.kind in {each.__name__ for each in SAYS_DONE}
 
-    def judge(self, where: str, played: Played, store: Store) -> None:
-        """Note what is wrong with how it went and with what was left, and remove that."""
-        last = played.said[-1]
-        wrong = []
-        if last.how in {"crashed", "hung"}:
-            wrong.append(f"{last.how}: {last.error}\n{played.trace}")
-        elif last.how == "refused" and not (played.said[0].kind == "LeaseLost" or self._found_done(last)):
-            wrong.append(f"it never succeeds again, {len(played.said)} tries: {last.error}")
-        wrong += [each for each in [in_own_child(lambda: self._look(store, last.how == "done"))] if each]
-        self.faults += [f"{self.setting}, {where}: {played.said[:3]}: {each}" for each in wrong]
-        shutil.rmtree(os.path.join(self.folder, str(self._number)), ignore_errors=True)
-
-    def _look(self, store: Store, acknowledged: bool) -> None:
-        check(store, self.setting.story, acknowledged=acknowledged)
-        left = store.complaints() - (REPEATS_LEFT_TO_FSCK if self.setting.story.does == "prune" else set())
+    def _look(self, number: int, acknowledged: bool, at_once: bool) -> None:
+        """The promise. `at_once`: nobody was told that a lease is not there while it was; it stays until it runs out."""
+        store, story = self._store(number), self.setting.story
+        check(store, story, acknowledged=acknowledged, at_once=at_once)
+        left = store.complaints() - (LEFT_BY_PRUNING if story.does == "prune" else set())
         assert not left, f"fsck finds {left}"
-
-    def plain(self, names: Sequence[str]) -> Played:
-        """The act without a fault."""
-        played, store = self.play((), names)
-        self.judge("undisturbed", played, store)
-        return played
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -190,7 +215,9 @@ def one_engine_for_all(make: Callable[[SqliteDatabase], Engine]) -> Callable[[Sq
 @pytest.fixture(params=SETTINGS, ids=str)
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     with scratch() as folder:
-        yield Stage(request.param, folder)
+        stage = Stage(request.param, folder)
+        yield stage
+        stage.close()
 
 
 class Ledger(Counter[str]):
@@ -209,7 +236,8 @@ def _figures_in_the_end() -> Iterator[None]:
 
 
 def told(row: str, stage: Stage, **figures: int) -> None:
-    """Print the figures of one test, add them up, and fail with what was found."""
+    """Judge what was played, print the figures of one test, add them up, and fail with what was found."""
+    stage.judge()
     LEDGERS[row].update({what.replace("_", " "): count for what, count in figures.items()})
     LEDGERS[row]["faults"] += len(stage.faults)
     print(
@@ -227,43 +255,26 @@ def some(dice: random.Random, share: float, of: Sequence[object]) -> list[int]:
 @pytest.mark.parametrize("share", short_and_long(0.15, 1.0))
 def test_killed_before_any_call(stage: Stage, share: float, dice: random.Random) -> None:
     """T3: a death before each call that changes something, until none is left; the next holder finds a clean state."""
-    sites = stage.plain(CHANGING).sites
+    sites = stage.play("undisturbed", (), CHANGING).sites
     chosen = [sites[place] for place in some(dice, share, sites)]
-    killed = 0
-    for site in chosen:
-        played = reach(
-            stage, kill_at(site), CHANGING, lambda played: played.said[-1].how == "died", f"killed at {site}"
-        )
-        killed += played
-    beyond = run_beyond(stage, sites) if share == 1.0 else 0
+    killed = sum(kill(stage, site) for site in chosen)
+    beyond = kill_beyond(stage, sites) if share == 1.0 else 0
     told("T3", stage, call_sites=len(sites) + beyond, killed_at=killed + beyond)
     assert killed == len(chosen), "some call was not reached again"
 
 
-def reach(
-    stage: Stage, inject: Sequence[str], names: Sequence[str], struck: Callable[[Played], bool], where: str
-) -> bool:
-    """Play until the fault strikes, for an act may call once more or less; whether it did."""
-    for _ in range(4):
-        played, store = stage.play(inject, names)
-        stage.judge(where, played, store)
-        if struck(played):
-            return True
-    return False
+def kill(stage: Stage, site: Site) -> bool:
+    """Whether the act died there; it is tried again, for an act may call once more or less."""
+    return any(stage.play(f"dead at {site}", kill_at(site), CHANGING).said[-1].how == "died" for _ in range(TRIES))
 
 
-def run_beyond(stage: Stage, sites: Sequence[Site]) -> int:
+def kill_beyond(stage: Stage, sites: Sequence[Site]) -> int:
     """Go on past the last call of each name until nothing is struck; how many more there were."""
     more = 0
     for name, count in sorted(Counter(site.name for site in sites).items()):
-        nth = count + 1
-        while True:
-            site = Site(name, nth)
-            played, store = stage.play(kill_at(site), CHANGING)
-            stage.judge(f"killed at {site}", played, store)
-            if played.said[-1].how != "died":
-                break
-            more, nth = more + 1, nth + 1
+        site = Site(name, count + 1)
+        while stage.play(f"dead at {site}", kill_at(site), CHANGING).said[-1].how == "died":
+            more, site = more + 1, Site(name, site.nth + 1)
     return more
 
 
@@ -271,7 +282,7 @@ def run_beyond(stage: Stage, sites: Sequence[Site]) -> int:
 def test_an_error_at_any_call(stage: Stage, share: float, dice: random.Random) -> None:
     """T6: each error, once and from then on, at each call: a `QueueError` or success, nothing lost or doubled, no run
     charged, no success that is not durable; and the act succeeds when the fault is gone."""
-    sites = stage.plain(ALL).sites
+    sites = stage.play("undisturbed", (), ALL).sites
     points = [
         (place, error, lasting)
         for place, site in enumerate(sites)
@@ -282,23 +293,21 @@ def test_an_error_at_any_call(stage: Stage, share: float, dice: random.Random) -
     struck = 0
     for chosen in some(dice, share, points):
         place, error, lasting = points[chosen]
-        site = sites[place]
-        inject = fail_from(sites, place, error, ALL) if lasting else fail_once(site, error)
-        where = f"{error} {'from' if lasting else 'at'} {site}"
-        struck += fail(stage, inject, where)
+        inject = fail_from(sites, place, error, ALL) if lasting else fail_once(sites[place], error)
+        struck += fail(stage, f"{error} {'from' if lasting else 'at'} {sites[place]}", inject)
     told("T6", stage, call_sites=len(sites), errors=struck)
 
 
-def fail(stage: Stage, inject: Sequence[str], where: str) -> bool:
-    for _ in range(4):
-        played, store = stage.play(inject, ALL)
+def fail(stage: Stage, where: str, inject: Sequence[str]) -> bool:
+    """Whether the fault struck; it is tried again, for an act may call once more or less."""
+    for _ in range(TRIES):
+        played = stage.play(where, inject, ALL)
         first = played.said[0]
-        lost = [call.site.name for call in played.struck if call.site.name in SYNCS and "EINTR" not in call.line]
-        if first.how == "done" and lost:
-            stage.faults.append(f"{stage.setting}, {where}: success after a failed {lost}")
+        syncs = [call.site.name for call in played.struck if call.site.name in SYNCS and "EINTR" not in call.line]
+        if first.how == "done" and syncs:
+            stage.fault(where, f"success after a failed {syncs}")
         if first.how == "refused" and not played.struck:
-            stage.faults.append(f"{stage.setting}, {where}: {first.error} without a fault")
-        stage.judge(where, played, store)
+            stage.fault(where, f"{first.error} without a fault")
         if played.struck:
             return True
     return False
@@ -308,40 +317,56 @@ def fail(stage: Stage, inject: Sequence[str], where: str) -> bool:
 def test_a_failed_sync(stage: Stage, share: float, dice: random.Random) -> None:
     """T8: no act whose sync failed is acknowledged, and none of its files is synced again or put in place; when it is
     repeated, it starts from new files."""
-    sites = [site for site in stage.plain(ALL).sites if site.name in SYNCS]
+    sites = [site for site in stage.play("undisturbed", (), ALL).sites if site.name in SYNCS]
     points = [(site, error) for site in sites for error in SYNC_ERRORS]
-    acknowledged = again = folders = 0
+    acknowledged = failed = files = folders = 0
     for chosen in some(dice, share, points) if points else []:
         site, error = points[chosen]
-        played, store = stage.play(fail_once(site, error), ALL, watch_on=True)
         where = f"{error} at {site}"
-        files = synced_after_failure(played.calls)
-        again += len(files)
-        folders += sum(os.path.isdir(each) for each in files)
-        stage.faults += [f"{stage.setting}, {where}: used again: {each}" for each in files if not os.path.isdir(each)]
+        played = stage.play(where, fail_once(site, error), ALL, watch_on=True)
+        failed += bool(played.struck)
+        again = used_after_failure(played.calls)
+        folders += sum(folder for _, folder in again)
+        for what, folder in again:
+            if not folder:
+                files += 1
+                stage.fault(where, f"used again: {what}")
         if played.said[0].how == "done":
             acknowledged += 1
-            stage.faults.append(f"{stage.setting}, {where}: acknowledged")
-        stage.judge(where, played, store)
-    told("T8", stage, syncs=len(sites), failed=len(points), acknowledged=acknowledged, folders_synced_again=folders)
+            stage.fault(where, "acknowledged")
+    told(
+        "T8",
+        stage,
+        syncs=len(sites),
+        failed=failed,
+        acknowledged=acknowledged,
+        files_used_again=files,
+        folders_synced_again=folders,
+    )
 
 
-_SYNCED = re.compile(r"^\w+\((\d+)<(.*)>\)")
+_ON_DESCRIPTOR = re.compile(r"^\w+\((\d+)<(.*?)>")
+_RENAMED = re.compile(r'^rename\w*\(\d+<(.*?)>, "(.*?)"')
 
 
-def synced_after_failure(calls: Sequence[Call]) -> list[str]:
-    """The paths that were synced on a descriptor whose sync had failed."""
-    failed: set[tuple[str, str]] = set()
+def used_after_failure(calls: Sequence[Call]) -> list[tuple[str, bool]]:
+    """What was used after a sync of it had failed: synced on the same descriptor, or put in place. `(call, is folder)`.
+
+    A folder is told by its descriptor's having been opened before the act, or as one.
+    """
+    failed: dict[str, str] = {}  # by descriptor, its path
+    ever: set[str] = set()
     again = []
     for call in calls:
-        found = _SYNCED.match(call.line)
-        if found is None or call.site.name not in {*SYNCS, "close"}:
-            continue
-        descriptor = (found[1], found[2])
-        if call.site.name == "close":
-            failed.discard(descriptor)
-        elif call.struck:
-            failed.add(descriptor)
-        elif descriptor in failed:
-            again.append(found[2])
+        on, renamed = _ON_DESCRIPTOR.match(call.line), _RENAMED.match(call.line)
+        if call.site.name in SYNCS and on:
+            if call.struck:
+                failed[on[1]] = on[2]
+                ever.add(on[2])
+            elif failed.get(on[1]) == on[2]:
+                again.append((call.line, os.path.isdir(on[2])))
+        elif call.site.name == "close" and on:
+            failed.pop(on[1], None)
+        elif renamed and f"{renamed[1]}/{renamed[2]}" in ever:
+            again.append((call.line, False))
     return again
