@@ -31,6 +31,7 @@ Floats keep their value, not their spelling: ports print them differently, and s
 from __future__ import annotations
 
 import binascii
+import io
 import json
 import math
 import re
@@ -430,16 +431,31 @@ def _artifact(body: object) -> ArtifactRef:
 
 # The two characters of plain base64 that are foreign to base64url become one that is foreign to both.
 _FROM_URLSAFE = bytes.maketrans(b"-_+/", b"+/!!")
+_PORTION = 2**20  # characters; whole groups of four
 
 
 def _payload(text: str) -> bytes:
-    """The bytes of a base64url text, padded fully or not at all; raises `ValueError` when it is anything else."""
-    given = text.encode().translate(_FROM_URLSAFE)
-    body = given.rstrip(b"=")
-    padding = -len(body) % 4
-    if padding == 3 or len(given) - len(body) not in {0, padding}:
+    """The bytes of a base64url text, padded fully or not at all; raises `ValueError` when it is anything else.
+
+    A long one is decoded in portions: at once it would be in memory several times more.
+    """
+    given = len(text[-4:]) - len(text[-4:].rstrip("="))
+    length = len(text) - given
+    padding = -length % 4
+    if padding == 3 or given not in {0, padding}:
         raise ValueError("payload is not base64url: its length or padding is wrong")
+    if length <= _PORTION:
+        return _plain_bytes(text[:length], padding)
+    payload = io.BytesIO()
+    for begin in range(0, length, _PORTION):
+        end = min(begin + _PORTION, length)
+        payload.write(_plain_bytes(text[begin:end], padding if end == length else 0))
+    return payload.getvalue()
+
+
+def _plain_bytes(text: str, padding: int) -> bytes:
+    """The bytes of a base64url text without its padding."""
     try:
-        return binascii.a2b_base64(body + b"=" * padding, strict_mode=True)
+        return binascii.a2b_base64(text.encode().translate(_FROM_URLSAFE) + b"=" * padding, strict_mode=True)
     except binascii.Error as error:
         raise ValueError("payload is not base64url: it has a foreign character") from error

@@ -258,6 +258,19 @@ class TestLenientIn:
         data = encode_job(job(payload=b"\xff")).replace(b'"_w"', b'"_x"')
         assert decode_job(data).payload == b"\xff"
 
+    @pytest.mark.parametrize("more", [-1, 0, 1, 2, 3])
+    @pytest.mark.parametrize("portions", [1, 2])
+    def test_a_payload_that_is_decoded_in_portions_comes_back_whole(self, portions: int, more: int) -> None:
+        payload = (bytes(range(256)) * (portions * 3 * 2**10 + 1))[: portions * 3 * 2**18 + more]
+        assert decode_job(encode_job(job(payload=payload))).payload == payload
+
+    @pytest.mark.parametrize("foreign", [b"+", b"=", b"!", "é".encode()])
+    def test_a_foreign_character_is_found_in_every_portion(self, foreign: bytes) -> None:
+        data = encode_job(job(payload=bytes(3 * 2**18 + 3)))
+        place = data.rindex(b"AAA")
+        with pytest.raises(DecodingFailed, match="foreign character"):
+            decode_job(data[: place - 1] + foreign + data[place:])
+
     def test_any_buffer_can_be_decoded(self) -> None:
         data = encode_job(job(extensions={"k": [[]] * 600}))
         assert decode_job(memoryview(data)) == decode_job(bytearray(data)) == decode_job(data)  # type: ignore[arg-type]
