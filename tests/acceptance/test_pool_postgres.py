@@ -218,32 +218,3 @@ def _deadlocks(server: Server, rounds: int) -> int:
             except psycopg.errors.DeadlockDetected:
                 continue
     return server.log().count("deadlock detected")
-
-
-# -- the long form
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(1200)
-def test_after_each_restart_at_most_two_jobs_are_late(make_estate_on: Make) -> None:
-    server, estate = make_estate_on()
-    pool, jobs = under_load(estate, 50)
-    until(estate.finished(*jobs), "the ends", patience=60)
-    worst_late, worst = 0, 0.0
-    for round_number in range(10):
-        server.stop(["fast", "immediate"][round_number % 2])
-        server.start()
-        delays = []
-        for _ in range(6):
-            job = estate.send()
-            sent = time.monotonic()
-            until(estate.finished(job), "its end")
-            jobs.append(job)
-            delays.append(estate.runs()[job][0].start - sent)
-        late = [delay for delay in delays if delay > 0.25]
-        print("start delays in ms:", ", ".join(f"{1000 * delay:.0f}" for delay in delays))
-        worst_late, worst = max(worst_late, len(late)), max(worst, *delays)
-    assert pool.stop() == 0
-    check_untouched(estate, jobs)
-    print(f"late jobs after a restart: at most {worst_late}; the longest delay {worst:.2f} s")
-    assert worst_late <= 2

@@ -210,7 +210,7 @@ def victims_of(estate: Estate) -> Path:
 def test_good_jobs_run_behind_hostile_files_and_nothing_leaves_the_folder(
     estate: Estate, dice: random.Random, count: int
 ) -> None:
-    """T14: 0 crashes, 0 escapes from the folder, a good job behind 50 fresh hostile files starts within 2 s."""
+    """T14: 0 crashes, 0 escapes from the folder, the good jobs behind 50 fresh hostile files have ended within 2 s."""
     victims = victims_of(estate)
     assert estate.queue.pending_count() == 0
     for folder in FOLDERS:
@@ -228,9 +228,7 @@ def test_good_jobs_run_behind_hostile_files_and_nothing_leaves_the_folder(
             jobs = [estate.send(name) for name in STREAMS]
             until(estate.finished(*jobs), "the ends of good jobs")
             good += jobs
-            delays += (
-                [estate.runs()[job][0].start - sent for job in jobs] if count <= 1_000 else [time.monotonic() - sent]
-            )
+            delays.append(time.monotonic() - sent)
         assert sorted(pool.tree()) == processes, "a process has died"
         check_commands(estate)
         assert pool.stop() == 0
@@ -239,7 +237,7 @@ def test_good_jobs_run_behind_hostile_files_and_nothing_leaves_the_folder(
     late = sum(delay > MOST_LATE for delay in delays)
     print(
         f"T14: {stranger.planted} hostile entries, {len(good)} good jobs behind them, 0 crashes, 0 escapes; "
-        f"a good job's start p50 {delays[len(delays) // 2]:.2f} s, most {delays[-1]:.2f} s, {late} over {MOST_LATE:g} s"
+        f"ended after p50 {delays[len(delays) // 2]:.2f} s, at most {delays[-1]:.2f} s, {late} over {MOST_LATE:g} s"
     )
     assert late == 0
 
