@@ -22,6 +22,8 @@ from workerpool.process import (
     Exit,
     SignalPipe,
     become_subreaper,
+    child_pids,
+    end_left_overs,
     is_running,
     kill_group,
     kill_process,
@@ -412,6 +414,18 @@ def test_strays_that_left_the_group_are_killed_and_known_children_live(pipe: Pip
     assert stray in kill_strays([known.pid, *strangers])
     until(lambda: any(exit.pid == stray for exit in reap()), "the stray is reaped")
     assert is_running(known.pid, known.start)
+
+
+@pytest.mark.skipif(not LINUX, reason="there is no subreaper elsewhere")
+def test_one_that_forks_and_ends_again_and_again_does_not_get_away(pipe: Pipe, strangers: set[int]) -> None:
+    """Whoever looks for it at leisure finds another process each time; and each of them leaves us a zombie."""
+    assert become_subreaper()
+    flight = f"import os, time\nos.write({pipe.writer}, b'away\\n')\nfor _ in range(3000):\n    time.sleep(0.002)\n"
+    flight += "    if os.fork(): os._exit(0)\n    os.setsid()\n"
+    subprocess.Popen([sys.executable, "-S", "-c", flight], pass_fds=[pipe.writer], start_new_session=True)
+    pipe.told()
+    assert end_left_overs(strangers)
+    assert child_pids() <= strangers
 
 
 def test_a_pid_that_changes_hands_in_the_midst_of_a_look_hides_no_stray(

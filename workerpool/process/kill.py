@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
@@ -18,6 +19,8 @@ from workerpool.process.identity import NOT_THERE, start_identity, started_befor
 from workerpool.process.spare import with_spare
 
 _MOST_ROUNDS = 10
+_DYING_SECONDS = 0.05
+_THREADS = "/proc/self/task"
 
 
 def kill_process(pid: int, start: str, signal_number: int) -> bool:
@@ -55,18 +58,23 @@ def kill_strays(known: Collection[int], signal_number: int = signal.SIGKILL) -> 
     """Kill this process's children that are not in `known`, with all their descendants; returns the pids.
 
     Strays are what a dead worker's handler left outside its process group: a subreaper inherits them. Pass the pids of
-    every child that shall live; descendants of those are not touched.
+    every child that shall live; descendants of those are not touched. Those that are to be killed are stopped first:
+    what goes on would start others while it is looked at.
     """
     killed: list[int] = []
     for _ in range(_MOST_ROUNDS):  # killing a parent hands its children to us: look again
-        strays = [child for child in _children(psutil.Process()) if child.pid not in known and _lives(child)]
+        pids = child_pids().difference(known)
+        if signal_number == signal.SIGKILL:
+            _stop(pids)
+        strays = _living(pids)
         if not strays:
             break
         for stray in strays:
             killed += [process.pid for process in [*_descendants(stray), stray] if _send(process, signal_number)]
         if signal_number != signal.SIGKILL:
             break
-    return killed
+        _await_end(strays)
+    return list(dict.fromkeys(killed))
 
 
 @with_spare
@@ -91,7 +99,11 @@ def end_left_overs(known: Collection[int] = ()) -> list[int]:
 @with_spare
 def child_pids() -> frozenset[int]:
     """The pids of this process's children, dead ones that nobody has waited for included."""
-    return frozenset(child.pid for child in _children(psutil.Process()))
+    try:
+        threads = os.listdir(_THREADS)
+        return frozenset(int(pid) for thread in threads for pid in _read(f"{_THREADS}/{thread}/children").split())
+    except FileNotFoundError:  # no such list here
+        return frozenset(child.pid for child in _children(psutil.Process()))
 
 
 def has_children() -> bool:
@@ -149,11 +161,37 @@ def _children(process: psutil.Process, *, recursive: bool = False) -> list[psuti
     return process.children(recursive=recursive)
 
 
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except NOT_THERE:
-        return False
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _stop(children: Collection[int]) -> None:
+    """Stop our own children: nobody else can have such a pid before we have waited for it."""
+    for pid in children:
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _await_end(strays: Sequence[psutil.Process]) -> None:
+    """A moment, for those that were killed to be dead: only then are their children ours."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    while _living([stray.pid for stray in strays]) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _living(pids: Collection[int]) -> list[psutil.Process]:
+    living = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+        except NOT_THERE:
+            continue
+    return living
 
 
 def _send(process: psutil.Process, signal_number: int) -> bool:
