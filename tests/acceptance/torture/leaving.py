@@ -16,7 +16,9 @@ from queuekit import Job
 from workerpool import JobContext
 
 SHELL = "trap '' TERM HUP INT; while :; do sleep 100; done"
-CHAIN = "import os, time\nwhile True:\n    if os.fork(): os._exit(0)\n    os.setsid()\n    time.sleep(0.002)\n"
+FLIGHT = (
+    "import os, time\nfor _ in range(1000):\n    if os.fork(): os._exit(0)\n    os.setsid()\n    time.sleep(0.002)\n"
+)
 
 
 def leave(job: Job, ctx: JobContext) -> None:
@@ -91,12 +93,12 @@ def tree() -> None:
     time.sleep(1000)
 
 
-def chain() -> None:
+def flight() -> None:
     """One that forks and ends, again and again: whoever looks sees another process each time."""
-    subprocess.Popen([sys.executable, "-S", "-c", CHAIN], start_new_session=True)
+    subprocess.Popen([sys.executable, "-S", "-c", FLIGHT], start_new_session=True)
 
 
 WAYS: dict[str, Callable[[], None]] = {
-    way.__name__: way for way in (in_the_group, dead_child, own_group, own_session, deaf, daemon, tree)
+    way.__name__: way for way in (in_the_group, dead_child, own_group, own_session, deaf, daemon, tree, flight)
 }
 ENDS = ("return", "raise", "die", "hang")

@@ -57,7 +57,7 @@ class Zombies:
         self.longest = max([self.longest, *(now - since for since in self._since.values())])
 
 
-@pytest.mark.parametrize(("jobs", "kills"), short_and_long((56, 6), (2_800, 200), timeout=7200))
+@pytest.mark.parametrize(("jobs", "kills"), short_and_long((64, 6), (3_200, 200), timeout=7200))
 def test_nothing_that_handlers_leave_stays(
     make_estate: Callable[..., Estate], dice: random.Random, jobs: int, kills: int
 ) -> None:
