@@ -1,7 +1,8 @@
-"""The hybrid logical clock of a process: wall time in, timestamps out, a node id of its own also after a fork."""
+"""The clocks of a process: timestamps (wall time in, a node id of its own also after a fork), and the end of delays."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 
@@ -33,6 +34,22 @@ class ProcessClock:
 def now_ms() -> int:
     """The wall clock, ms since the epoch; 0 for a clock that stands before it."""
     return max(0, time.time_ns() // 1_000_000)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Due:
+    """When a job is due. `at_ms`: by the wall clock; `deadline`: by the monotonic one, seconds.
+
+    Made when the delay begins: to write it down can take long, and the wall clock may be set meanwhile.
+    """
+
+    at_ms: int
+    deadline: float
+
+    @classmethod
+    def by(cls, at_ms: int) -> Due:
+        """For a delay that begins now."""
+        return cls(at_ms, time.monotonic() + max(0, at_ms - now_ms()) / 1000)
 
 
 def _fresh_generator() -> HLCGenerator:

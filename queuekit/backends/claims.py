@@ -11,6 +11,7 @@ import dataclasses
 import threading
 from collections.abc import Collection, Iterable
 
+from queuekit.clock import Due
 from queuekit.completion import Completion
 from queuekit.hlc import HLC
 from queuekit.ids import SessionID
@@ -26,8 +27,9 @@ class Claim:
     `receipt`: the ctime of its file when it was claimed without a lease, which every later move changes; `fence`: the
     number of the take-over under which it was claimed; `job`: kept under a lease only. `reply` (with its signal's
     bytes) and `deferral` (a name in later/ and the bytes there): an act begun and not acknowledged, so that the same
-    one repeated is known for what it is. `moved`: that act has taken the job out of cur/, so one that is there again is
-    a new claim, whoever's. `lost`: it was ours and its receipt fits no more.
+    one repeated is known for what it is. `due`: when it was to be run again, as reckoned when that was first said.
+    `moved`: that act has taken the job out of cur/, so one that is there again is a new claim, whoever's. `lost`: it
+    was ours and its receipt fits no more.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Claim:
     submitted_at: HLC
     reply: tuple[Completion, bytes] | None = None
     deferral: tuple[str, bytes] | None = None
+    due: Due | None = None
     moved: bool = False
     lost: bool = False
 

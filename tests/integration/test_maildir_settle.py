@@ -488,7 +488,8 @@ class Clocks:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.wall, self.monotonic = 2_000_000_000_000, 500.0
-        patch.setattr("queuekit.backends.maildir.deferred.now_ms", lambda: self.wall)
+        for module in ("queuekit.backends.maildir.deferred", "queuekit.clock"):
+            patch.setattr(f"{module}.now_ms", lambda: self.wall)
         patch.setattr("queuekit.backends.maildir.deferred.time.monotonic", lambda: self.monotonic)
 
 

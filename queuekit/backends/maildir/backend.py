@@ -36,7 +36,7 @@ from queuekit.backends.maildir.quarantine import Quarantine
 from queuekit.backends.maildir.send import Sender
 from queuekit.backends.maildir.settle import Settler
 from queuekit.backends.maildir.transfer import MaildirTransfer
-from queuekit.clock import ProcessClock
+from queuekit.clock import Due, ProcessClock
 from queuekit.completion import ArtifactRef, Completion, SignalFile
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend, Tally, Watcher
 from queuekit.errors import JobNotFound
@@ -108,11 +108,12 @@ class FilesystemBackend(QueueBackend):
 
     def write(self, job: Job, *, due_ms: int | None = None) -> None:
         """Accept one job; see the contract. Raises `InvalidIdentifier`, `WriteFailed` or `RenameFailed`."""
+        due = None if due_ms is None else Due.by(due_ms)
         name = self._sender.send(job, due_ms)
-        if due_ms is None:
+        if due is None:
             self._drainer.hint([name])
         else:
-            self._deferred.note(layout.later_filename(name, due_ms, retry=False), due_ms)
+            self._deferred.note(layout.later_filename(name, due.at_ms, retry=False), due)
 
     def write_batch(self, jobs: Iterable[Job]) -> int:
         """Accept many behind one barrier for each 2,000. All are checked first; a crash leaves a whole prefix."""

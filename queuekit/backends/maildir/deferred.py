@@ -6,11 +6,14 @@ than its cost allows (when that keeps it from being repeated, its time counts as
 puts off it knows at once.
 
 A clock that is set back must not hold a job for longer than was meant: for what this process knows, a monotonic
-deadline stands beside the wall clock, and the earlier of the two counts.
+deadline stands beside the wall clock (`Due`), and the earlier of the two counts. A retry that another process put off
+waits here no longer than its whole delay, which is its due time less the time at which the kernel says that its file
+was written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import threading
@@ -19,7 +22,7 @@ import time
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.mount import Mount
 from queuekit.backends.maildir.ownership import Ownership
-from queuekit.clock import now_ms
+from queuekit.clock import Due, now_ms
 from queuekit.contract import Lease
 from queuekit.errors import BackendUnavailable, LeaseLost, QueueError
 
@@ -69,13 +72,12 @@ class Deferred:
         self._known: dict[str | None, _Known] = {}
         self._guard = threading.RLock()
 
-    def note(self, later_name: str, due_ms: int) -> None:
-        """A job that this process has just put off."""
-        due = (_monotonic_deadline(due_ms), due_ms)
+    def note(self, later_name: str, due: Due) -> None:
+        """A job that this process has put off."""
         with self._guard:
             for stream, known in self._known.items():
                 if _suggests(later_name, stream):
-                    known.note(later_name, due)
+                    known.note(later_name, (due.deadline, due.at_ms))
 
     def promote_due(self, stream: str | None, lease: Lease | None) -> tuple[list[str], QueueError | None]:
         """Bring what is due into new/: the job names, and what kept others from it."""
@@ -167,9 +169,20 @@ class Deferred:
         except OSError as error:
             raise BackendUnavailable(f"cannot list later/: {error.strerror}") from error
         ended = time.monotonic()
-        known.replace({name: known.due.get(name) or _deadlines(name) for name in names})
+        known.replace({name: known.due.get(name) or self._deadlines(name) for name in names})
         known.changed, known.listed, known.list_at = changed, (ended, ended - begun), _NEVER
         return known
+
+    def _deadlines(self, later_name: str) -> tuple[float, float]:
+        """Of a job that was found."""
+        split = layout.split_later(later_name)
+        due_ms, is_retry = split[:2] if split else (0, False)
+        deadline = Due.by(due_ms).deadline
+        if is_retry:
+            with contextlib.suppress(FileNotFoundError):
+                written_ms = self._mount.ops.stat(self._mount.later, later_name).st_mtime_ns // 1_000_000
+                deadline = min(deadline, time.monotonic() + max(0, due_ms - written_ms) / 1000)
+        return deadline, due_ms
 
     def _oldest(self, stream: str | None) -> list[str]:
         entries = self._mount.ops.entries(self._mount.later)
@@ -182,13 +195,3 @@ class Deferred:
 def _suggests(later_name: str, stream: str | None) -> bool:
     split = layout.split_later(later_name)
     return split is not None and (stream is None or layout.suggests(split[2], stream))
-
-
-def _deadlines(later_name: str) -> tuple[float, float]:
-    split = layout.split_later(later_name)
-    due_ms = split[0] if split else 0
-    return _monotonic_deadline(due_ms), due_ms
-
-
-def _monotonic_deadline(due_ms: int) -> float:
-    return time.monotonic() + max(0, due_ms - now_ms()) / 1000

@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Collection, Iterator
+from typing import NoReturn
 
 from queuekit.backends.complaints import Complaints
 from queuekit.backends.maildir import layout
@@ -37,6 +38,7 @@ from queuekit.wire import decode_signal, encode_job, encode_signal
 
 _log = logging.getLogger("queuekit.maildir")
 _SIGNAL_BYTES = 2**20
+_MOVED_ON = "it has just moved on: look again"
 _MOST_FAILURES = 8  # so many jobs in one prune that cannot be removed are passed over
 
 
@@ -111,11 +113,11 @@ class Keeper:
         state, folder, file, name = self._require(job_id, Verb.CANCEL)
         mount = self._mount
         with self._holding(job_id, folder, file, name), as_write_failed(name):
-            job, _ = mount.read_job(folder, file, name)
+            job = mount.look_into(folder, file, name)
+            if job is None:
+                raise JobNotFound(job_id, _MOVED_ON)
             if self._is_twin(name, job):
-                mount.drop_copy(folder, file, mount.cur if mount.exists(mount.cur, name) else mount.done)
-                raise IllegalTransition(Verb.CANCEL, State.DONE, job_id)
-            self._settler.keep_dossier(job_id, {"ended": "cancelled", "was": str(state), "at_ms": now_ms()})
+                self._drop_twin(folder, file, name, job_id)
             signal = SignalFile(
                 job_id=job.id,
                 status=ObservationStatus.BLOCKED,
@@ -123,20 +125,35 @@ class Keeper:
             )
             staged = mount.stage_all([encode_signal(signal)])[0]
             try:
-                mount.move_new(folder, file, mount.cur, name, job.stream_id)
-                self._end_claimed(staged, job_id, name)
+                try:
+                    mount.move_new(folder, file, mount.cur, name, job.stream_id)
+                except FileNotFoundError:  # claimed just now: that takes no lock
+                    raise JobNotFound(job_id, _MOVED_ON) from None
+                except FileExistsError:  # and so was another copy of it
+                    self._drop_twin(folder, file, name, job_id)
+                self._end_claimed(staged, job_id, name, state)
             except BaseException:
                 mount.discard([staged])
                 raise
             mount.sync_folder(mount.done)
 
-    def _end_claimed(self, staged: str, job_id: str, name: str) -> None:
-        """A cancelled job from cur/ into done/; when that fails it is pending again."""
+    def _drop_twin(self, folder: int, file: str, name: str, job_id: str) -> NoReturn:
+        """There is nothing to cancel: another copy of the job is in flight or has ended."""
         mount = self._mount
         try:
+            mount.drop_copy(folder, file, mount.cur if mount.exists(mount.cur, name) else mount.done)
+        except FileNotFoundError:  # it is no other copy: this one was claimed just now
+            raise JobNotFound(job_id, _MOVED_ON) from None
+        raise IllegalTransition(Verb.CANCEL, State.DONE, job_id)
+
+    def _end_claimed(self, staged: str, job_id: str, name: str, was: State) -> None:
+        """A cancelled job from cur/ into done/, its dossier first; when that fails it is pending again."""
+        mount = self._mount
+        try:
+            self._settler.keep_dossier(job_id, {"ended": "cancelled", "was": str(was), "at_ms": now_ms()})
             mount.ops.move(mount.tmp, staged, mount.done, layout.signal_filename(job_id))
             mount.ops.move(mount.cur, name, mount.done, name)
-        except OSError:
+        except (OSError, QueueError):
             with contextlib.suppress(OSError):
                 mount.ops.move(mount.cur, name, mount.new, name)
             raise
@@ -389,7 +406,7 @@ class Keeper:
         mount = self._mount
         with mount.lock(self._ownership.stream_of(folder, file, job_name=name)):
             if not mount.exists(folder, file):
-                raise JobNotFound(job_id, "it has just moved on: look again")
+                raise JobNotFound(job_id, _MOVED_ON)
             yield
 
 

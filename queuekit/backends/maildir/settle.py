@@ -23,6 +23,7 @@ from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.deferred import Deferred
 from queuekit.backends.maildir.mount import Mount, as_write_failed
 from queuekit.backends.maildir.ownership import Ownership
+from queuekit.clock import Due
 from queuekit.completion import Completion, SignalFile
 from queuekit.contract import Lease
 from queuekit.errors import BackendUnavailable, DecodingFailed, JobNotFound, LeaseLost, WriteFailed
@@ -287,7 +288,9 @@ class Settler:
         Raises `WriteFailed` without a cause when that can never be, for its name or its content; it stays in flight.
         """
         claim = self.find(job_id, lease)
-        mount = self._mount
+        if claim.due is None or claim.due.at_ms != due_ms:  # else it is tried again, and the delay has begun before
+            claim.due = Due.by(due_ms)
+        mount, due = self._mount, claim.due
         with as_write_failed(claim.name):
             later, data = claim.deferral or self._deferral(claim, due_ms, error, crashed, lease)
             staged = mount.stage_all([data])[0]
@@ -303,7 +306,7 @@ class Settler:
                 raise
             mount.sync_folder(mount.later)
         self._claims.drop(claim)
-        self._deferred.note(later, due_ms)
+        self._deferred.note(later, due)
 
     def _deferral(self, claim: Claim, due_ms: int, error: str, crashed: bool, lease: Lease | None) -> tuple[str, bytes]:
         """The job's name in later/ and its bytes there."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from queuekit.clock import Due
+
 KEPT = 10_000
 
 
@@ -30,14 +32,14 @@ class Deferrals:
             if soonest and self._jobs.get(soonest[0], ("", None))[1] != soonest[2]:
                 self._keep(*soonest, now + (soonest[2] - now_ms) / 1000)
 
-    def add(self, job_id: str, stream: str, due_ms: int, now_ms: int, now: float) -> None:
+    def add(self, job_id: str, stream: str, due: Due) -> None:
         """A job was deferred here."""
         with self._guard:
-            self._keep(job_id, stream, due_ms, now + (due_ms - now_ms) / 1000)
+            self._keep(job_id, stream, due.at_ms, due.deadline)
             for key in (stream, None):
                 if key in self._soonest:
                     known = self._soonest[key]
-                    self._soonest[key] = due_ms if known is None else min(known, due_ms)
+                    self._soonest[key] = due.at_ms if known is None else min(known, due.at_ms)
 
     def _keep(self, job_id: str, stream: str, due_ms: int, due: float) -> None:
         self._jobs[job_id] = (stream, due_ms, due)

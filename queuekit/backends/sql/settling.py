@@ -8,7 +8,6 @@ success; for any other it is dropped, and nothing is written.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from queuekit.backends.sql.leases import SharedLease
 from queuekit.backends.sql.rows import NOT_IN_FLIGHT, end_values, merged_dossier, values_of
 from queuekit.backends.sql.schema import jobs
 from queuekit.backends.sql.store import Store, hlc_of
-from queuekit.clock import now_ms
+from queuekit.clock import Due
 from queuekit.completion import Completion
 from queuekit.contract import Lease
 from queuekit.errors import JobNotFound
@@ -144,8 +143,9 @@ class Settler:
                 "extensions": _failed_once_more(row.extensions, error, crashed),
             }
 
+        due = Due.by(due_ms)
         stream = self._move(job_id, lease, put_off)
-        self._store.deferrals.add(job_id, stream, due_ms, now_ms(), time.monotonic())
+        self._store.deferrals.add(job_id, stream, due)
 
     def _move(self, job_id: str, lease: Lease | None, values: Any) -> str:
         """Take one job out of flight, with these values for its row; returns its stream."""
