@@ -61,7 +61,7 @@ class Zombies:
 def test_nothing_that_handlers_leave_stays(
     make_estate: Callable[..., Estate], dice: random.Random, jobs: int, kills: int
 ) -> None:
-    """T12, C15: in every way, with every end of the run, while workers and stream processes are killed."""
+    """T12: in every way, with every end of the run, while workers and stream processes are killed."""
     estate = leaving_estate(make_estate)
     pool = estate.start()
     until(pool.is_working(*STREAMS), "the pool")
@@ -193,6 +193,27 @@ def test_in_a_container_nothing_stays_of_a_stream_that_is_killed_with_its_worker
 
 
 @pytest.mark.needs("namespaces")
+def test_the_next_container_is_not_taken_for_the_one_that_was_killed(container: Contained) -> None:
+    """T12: its processes have the same pids. What ran there is run again at once, and charged once."""
+    estate = container.estate
+    job = estate.send(do="wait", file=str(estate.folder / "gate"))
+    until(estate.started(job), "the run")
+    (stream,) = container.children()
+    pids = inner_pids(container.master, stream.pid)
+    container.pool.process.kill()
+    until(lambda: not estate.processes(), "the end of the container")
+    (estate.folder / "gate").touch()
+    heir = Contained(estate)
+    until(estate.finished(job), "the job's second run", 5)
+    (stream,) = heir.children()
+    assert inner_pids(heir.master, stream.pid) == pids
+    os.kill(heir.master, signal.SIGTERM)
+    assert heir.pool.wait(5) == 0
+    assert len(estate.runs()[job]) == 2
+    estate.check_settled(list(estate.runs()))
+
+
+@pytest.mark.needs("namespaces")
 @pytest.mark.parametrize("step", short_and_long(50, 5, timeout=3600))
 def test_the_first_process_of_a_container_ends_however_early_it_is_told_to(
     make_estate: Callable[..., Estate], step: int
@@ -219,8 +240,17 @@ def test_the_first_process_of_a_container_ends_however_early_it_is_told_to(
     )
 
 
+def inner_pids(*pids: int) -> list[int]:
+    """Which pids these processes have in their own namespace."""
+    return [int(status_line(pid, "NSpid:").split()[-1]) for pid in pids]
+
+
+def status_line(pid: int, name: str) -> str:
+    """One line of what the kernel tells of a process."""
+    return next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name))
+
+
 def hears_term(pid: int) -> bool:
     """Whether a process handles TERM by now."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    caught = int(status_line(pid, "SigCgt:").split()[1], 16)
     return bool(caught >> (signal.SIGTERM - 1) & 1)
