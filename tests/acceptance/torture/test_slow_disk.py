@@ -1,0 +1,104 @@
+"""A disk that takes longer for one call than a lease lives, with a second pool that waits: T16."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from lengths import short_and_long
+from machine import RENAMES, SYNCS
+from pool import Estate, Pool, until
+from watching import EndWitness, LeaseWitness, pid_of
+
+from queuekit.backends.maildir.fsck import Severity, examine
+
+STREAM = "encode"
+JOBS = 3
+SLOW = {"syncs": SYNCS, "renames": RENAMES, "syncs and renames": f"{SYNCS},{RENAMES}"}
+
+
+@contextmanager
+def slowed(pid: int, calls: str, seconds: float) -> Iterator[None]:
+    """These calls of a process take so much longer meanwhile."""
+    command = ["strace", "-q", "-p", str(pid), "-e", f"trace={calls}", "-o", os.devnull]
+    tracer = subprocess.Popen([*command, "-e", f"inject={calls}:delay_enter={int(seconds * 1e6)}"])
+    try:
+        until(lambda: "TracerPid:\t0" not in Path(f"/proc/{pid}/status").read_text(), "the tracer")
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait(60)
+
+
+class TwoPools:
+    """One that holds the stream, and one that stands by, under the eyes of two witnesses."""
+
+    def __init__(self, estate: Estate) -> None:
+        self.estate = estate
+        self.ends, self.leases = EndWitness(estate.queue), LeaseWitness(estate.root, (STREAM,))
+        first = estate.start()
+        until(first.is_working(STREAM), "the holder")
+        self.pools = (first, estate.start())
+        until(lambda: self._lease(self.pools[1]) == "standby", "the one that stands by")
+
+    @staticmethod
+    def _lease(pool: Pool) -> str:
+        row = pool.row(STREAM)
+        return "" if row is None else row.lease
+
+    def watch_until(self, fact: Callable[[], bool], what: str, patience: float) -> None:
+        """Look on until something is so."""
+        end = time.monotonic() + patience
+        while not fact():
+            assert time.monotonic() < end, f"{what} did not come true within {patience:g} s"
+            self.ends.look()
+            self.leases.look()
+            time.sleep(0.005)
+
+    def work_slowly(self, calls: str, seconds: float) -> list[str]:
+        """Some jobs, while the holder's disk is slow; their ids."""
+        self.watch_until(lambda: self.leases.holder(STREAM) is not None, "a holder", 30)
+        slow = pid_of(self.leases.holder(STREAM) or "")
+        before = len(self.leases.take_overs)
+        with slowed(slow, calls, seconds):
+            sent = self.estate.send_many(JOBS, (STREAM,), do="sleep", seconds=0.05)
+            self.watch_until(lambda: self.ends.ended >= {*sent}, "the end of all jobs", 30 * seconds)
+        if len(self.leases.take_overs) > before:
+            self.watch_until(lambda: self._stands_by(slow), "the slow one's standing by", 30 * seconds)
+        return sent
+
+    def _stands_by(self, pid: int) -> bool:
+        """Whether the stream's process of this pid knows that the stream is not its any more."""
+        rows = (pool.row(STREAM) for pool in self.pools)
+        return any(row is not None and row.pid == pid and row.lease == "standby" for row in rows)
+
+
+@pytest.mark.needs("strace")
+@pytest.mark.parametrize("slow", SLOW)
+@pytest.mark.parametrize(("ttl", "seconds", "rounds"), short_and_long((2.0, 2.5, 1), (5.0, 6.0, 6), timeout=3600))
+def test_a_disk_slower_than_the_ttl_ends_no_job_twice(
+    make_estate: Callable[..., Estate], slow: str, ttl: float, seconds: float, rounds: int
+) -> None:
+    """T16: no take-over, or the holder stops by itself; never two replies for one job."""
+    estate = make_estate({STREAM: {"retries": 100, "max_crashes": 100}}, lease={"ttl": f"{ttl:g}s"})
+    two = TwoPools(estate)
+    sent = [job for _ in range(rounds) for job in two.work_slowly(SLOW[slow], seconds)]
+    assert [pool.stop(patience=60) for pool in two.pools] == [0, 0]
+    two.ends.look()
+    two.ends.close()
+    assert two.ends.doubled == []
+    assert two.leases.unjust(ttl) == []
+    runs = sum(len(runs) for runs in estate.runs().values())
+    print(
+        f"T16, {slow} {seconds:g} s late, ttl {ttl:g} s: {len(sent)} jobs, {runs} runs, {len(two.leases.take_overs)}"
+        f" take-overs, each of them noticed by the slow one; 0 double replies"
+    )
+    assert {estate.status_of(job) for job in sent} == {"done"}
+    assert estate.check(sent) == {"done": len(sent)}
+    assert [each for each in examine(estate.root) if each.severity is not Severity.NOTE] == []
