@@ -11,8 +11,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
+
+_CAP_SYS_TIME = 25
 
 MISSING = {
     "linux": "this is not Linux",
@@ -20,6 +23,7 @@ MISSING = {
     "strace": "there is no strace that may trace a process",
     "loop": "no loop device can be mounted here as ext4",
     "namespaces": "no namespaces can be made here",
+    "clock": "the clock of this machine cannot be set",
 }
 
 
@@ -58,6 +62,14 @@ def _can_unshare() -> bool:
     return _is_linux() and _is_root() and _works("unshare", "--pid", "--fork", "--net", "true")
 
 
+@functools.cache
+def _can_set_clock() -> bool:
+    if not _is_linux():
+        return False
+    (rights,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)
+    return bool(int(rights, 16) >> _CAP_SYS_TIME & 1)
+
+
 def _works(*command: str) -> bool:
     if shutil.which(command[0]) is None:
         return False
@@ -70,4 +82,5 @@ _HAS: dict[str, Callable[[], bool]] = {
     "strace": _can_trace,
     "loop": _can_mount,
     "namespaces": _can_unshare,
+    "clock": _can_set_clock,
 }
