@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import COUNTS, try_all
 from readers import NOW, good, readers, show
@@ -19,7 +19,7 @@ KINDS = ["config", "board", "pause", "dossier"]
 def test_there_is_something_to_damage(tmp_path: Path, kind: str) -> None:
     """Else the test below would pass for the wrong reason."""
     read = readers(tmp_path)[kind]
-    assert any([read(data) for data in good(kind, tmp_path)])
+    assert any(read(data) for data in good(kind, tmp_path))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -34,6 +34,7 @@ ANYTHING = st.one_of(json_values(), st.integers(), st.floats(), st.sampled_from(
 RUNS = st.lists(st.dictionaries(st.sampled_from(RUN_KEYS), ANYTHING | st.integers(0, 3)), max_size=4)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first draw looks at all of Unicode
 @given(st.fixed_dictionaries({}, optional={**dict.fromkeys(KEYS, ANYTHING), "runs": RUNS | ANYTHING}))
 def test_dossiers_with_anything_in_them(dossier: dict[str, object]) -> None:
     show(dossier)
