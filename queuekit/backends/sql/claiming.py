@@ -14,7 +14,16 @@ import sqlalchemy as sa
 from queuekit.backends.claims import Claim
 from queuekit.backends.sql import schema
 from queuekit.backends.sql.leases import SharedLease, SqlLease
-from queuekit.backends.sql.rows import JOB_COLUMNS, NOT_IN_FLIGHT, UNREADABLE, end_values, job_of, merged_dossier
+from queuekit.backends.sql.rows import (
+    JOB_COLUMNS,
+    NOT_IN_FLIGHT,
+    SMALL_JOB_COLUMNS,
+    UNREADABLE,
+    claimed_job_of,
+    end_values,
+    job_of,
+    merged_dossier,
+)
 from queuekit.backends.sql.schema import jobs
 from queuekit.backends.sql.store import PORTION, Store, portions
 from queuekit.contract import Lease
@@ -151,7 +160,7 @@ class Claimer:
         put_aside: list[Any] = []
         for row in rows:
             try:
-                readable.append(job_of(row))
+                readable.append(claimed_job_of(connection, row))
             except DecodingFailed as error:
                 put_aside.append((row, error.reason))
                 ended = end_values(ObservationStatus.BLOCKED, self._store.clock.send())
@@ -264,7 +273,7 @@ def _claiming(one: bool, limited: bool) -> sa.UpdateBase:
         sa.update(jobs)
         .where(_among(oldest.limit(sa.bindparam("limit", type_=sa.Integer)) if limited else oldest))
         .values(status=schema.CUR, session_id=sa.bindparam("session"), claimed_by=sa.bindparam("tag"))
-        .returning(*JOB_COLUMNS, jobs.c.dossier, fence.scalar_subquery().label("fence"))
+        .returning(*SMALL_JOB_COLUMNS, jobs.c.dossier, fence.scalar_subquery().label("fence"))
     )
 
 

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import sqlalchemy as sa
+
 from queuekit.backends.sql import schema
 from queuekit.completion import SignalFile
 from queuekit.contract import JobView, PutAside
@@ -21,14 +23,22 @@ from queuekit.lifecycle import State
 from queuekit.status import ObservationStatus
 from queuekit.wire import check_read, decode_artifacts, decode_extensions, encode_extensions
 
-JOB_COLUMNS = (
+_BESIDE_PAYLOAD = (
     schema.jobs.c.id,
     schema.jobs.c.stream_id,
     *schema.ORDER,
     schema.jobs.c.priority,
-    schema.jobs.c.payload,
     schema.jobs.c.extensions,
 )
+JOB_COLUMNS = (*_BESIDE_PAYLOAD, schema.jobs.c.payload)
+LARGE = 2**16
+_IS_LARGE = sa.func.length(schema.jobs.c.payload) > LARGE
+SMALL_JOB_COLUMNS = (
+    *_BESIDE_PAYLOAD,
+    sa.case((sa.not_(_IS_LARGE), schema.jobs.c.payload)).label("payload"),
+    _IS_LARGE.label("is_large"),
+)
+"""The same without a payload of over `LARGE` bytes: what an UPDATE returns SQLite has in memory twice more."""
 STATES = {schema.NEW: State.NEW, schema.LATER: State.LATER, schema.CUR: State.CUR, schema.DONE: State.DONE}
 STATUSES = {state: status for status, state in STATES.items()}
 UNREADABLE = "unreadable"
@@ -54,16 +64,28 @@ def values_of(job: Job) -> dict[str, Any]:
 
 def job_of(row: _Row) -> Job:
     """The job in a row that has `JOB_COLUMNS`. Raises `DecodingFailed` when there is none."""
+    return _job_with(row, row.payload)
+
+
+def claimed_job_of(connection: sa.Connection, row: _Row) -> Job:
+    """The same of a row that has `SMALL_JOB_COLUMNS`."""
+    if not row.is_large:
+        return job_of(row)
+    this = schema.jobs.c.id == schema.as_read(row.id)
+    return _job_with(row, connection.scalar(sa.select(schema.jobs.c.payload).where(this)))
+
+
+def _job_with(row: _Row, payload: Any) -> Job:
     if not isinstance(row.extensions, str):
         raise DecodingFailed("its extensions are no text", row.id if isinstance(row.id, str) else None)
-    if isinstance(row.payload, schema.DamagedText):
+    if isinstance(payload, schema.DamagedText):
         raise DecodingFailed("its payload is a text, and a damaged one", row.id if isinstance(row.id, str) else None)
     job = Job(
         id=JobID(row.id),
         stream_id=StreamID(row.stream_id),
         submitted_at=HLC(row.physical_time, row.logical_count, row.node_id),
         priority=row.priority,
-        payload=bytes(row.payload) if isinstance(row.payload, memoryview) else row.payload,
+        payload=bytes(payload) if isinstance(payload, memoryview) else payload,
         extensions=decode_extensions(row.extensions),
     )
     return check_read(job)
