@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+import stat
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -369,3 +370,20 @@ def test_an_interrupt_tells_what_was_tried_and_leaves_nothing(place: Path) -> No
 def test_the_folder_of_a_finding_can_be_kept(place: Path) -> None:
     (finding,) = report_of(place, "handlers:appends_last", "--point", "end", "--keep", code=1)["findings"]
     assert Path(finding["folder"], "log").read_text() == "once\nonce\n"
+
+
+@pytest.mark.parametrize("what", [".", "handlers.py", "helper.py"])
+def test_a_handler_that_others_can_write_is_not_imported(place: Path, what: str) -> None:
+    (place / "helper.py").write_text("open('imported', 'w').close()\n")
+    (place / "handlers.py").write_text("import helper\n" + HANDLERS)
+    (place / what).chmod((place / what).stat().st_mode | stat.S_IWOTH)
+    done = torture(place, "handlers:replaces")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "chmod o-w" in done.stderr
+    assert not list(place.rglob("imported"))
+
+
+def test_a_group_that_may_write_a_handler_is_trusted_as_for_a_pool(place: Path) -> None:
+    for path in (place, place / "handlers.py"):
+        path.chmod(path.stat().st_mode | stat.S_IWGRP)
+    report_of(place, "handlers:replaces", "--payload", "a", "--points", "2", code=0)
