@@ -9,6 +9,10 @@ them:
 * the holder keeps an alive file locked. Free: it is dead, and the lease is taken at once. Held: it lives, and only a
   lease that the waiter has itself seen unchanged for a whole ttl, on a clock that cannot be stepped, counts as stale.
 
+A lease is on the disk before its name is, so that a power cut leaves one that can be read, and judged at once by
+whoever comes next. (Heartbeats are not synced: ext4 and btrfs write out what replaces a file, others may leave an empty
+one, which everybody has to watch for a ttl.)
+
 `judge` is the rule, without I/O; `DrainLease` gathers the facts for it and acts.
 """
 
@@ -152,7 +156,7 @@ class DrainLease:
                 self._alive.hold()
                 if verdict is not Verdict.OURS or not self.fence:
                     self.fence = self._count_take_over()
-                self._write(at)
+                self._write(at, sync=verdict is not Verdict.OURS)
             if self._holder() != self.owner:  # a port that takes no lock was faster
                 return False
             if verdict is not Verdict.OURS:
@@ -248,9 +252,9 @@ class DrainLease:
         except OSError as error:
             raise BackendUnavailable(f"cannot read {self.path}: {error.strerror}") from error
 
-    def _write(self, at: float) -> None:
+    def _write(self, at: float, *, sync: bool = False) -> None:
         temporary = os.path.join(self._directory, f".{self._safe}.drain.lease.tmp.{self.owner}")
-        _replace(temporary, self.path, Record(self.owner, at).encode())
+        _replace(temporary, self.path, Record(self.owner, at).encode(), sync=sync)
 
     def _count_take_over(self) -> int:
         """The next number of this stream's take-overs, durable before the lease is written."""
@@ -260,6 +264,7 @@ class DrainLease:
         except ValueError:
             last = int(time.time())  # unreadable: go on above anything that was counted one by one
         _replace(f"{path}.tmp", path, str(last + 1).encode(), sync=True)
+        _sync_folder(self._leases)
         return last + 1
 
     def _remove_left_over_alive_files(self) -> None:
@@ -309,7 +314,7 @@ def _content(path: str) -> bytes | None:
 
 
 def _replace(temporary: str, path: str, content: bytes, *, sync: bool = False) -> None:
-    """Put a new file in place of the one at `path`; with `sync` it survives a power cut."""
+    """Put a new file in place of the one at `path`; with `sync` a power cut leaves the one or the other, never half."""
     try:
         _write_file(temporary, content, sync=sync)
         _put_in_place(temporary, path)
@@ -317,8 +322,6 @@ def _replace(temporary: str, path: str, content: bytes, *, sync: bool = False) -
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    if sync:
-        _sync_folder(os.path.dirname(path))
 
 
 def _write_file(path: str, content: bytes, *, sync: bool) -> None:

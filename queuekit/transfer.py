@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from queuekit.contract import JobView, Lease, PutAside, QueueBackend
 from queuekit.errors import QueueError
+from queuekit.lease import DEFAULT_TTL
 from queuekit.lifecycle import State
 
 _LEASE = "workerpool.migrate"
@@ -45,6 +46,7 @@ _LEASE = "workerpool.migrate"
 _ROUNDS = 3
 _PORTION_JOBS, _PORTION_BYTES = 1000, 16 * 2**20
 _BEAT_SECONDS = 2.0
+_WATCH_SECONDS, _LOOK_SECONDS = DEFAULT_TTL + 1, 0.1
 
 Tell = Callable[[str, int, int], None]
 """Told how far a step is: its name, how many jobs are done, how many there are (0: not known)."""
@@ -215,7 +217,7 @@ class _Move:
     def _win(self, side: Side, stream: str) -> None:
         """Win a stream's lease, unless its holder is paused and idle. Raises `MoveRefused`."""
         lease, mine = side.backend.lease(stream), self._leases[side.name]
-        holder = lease.owner if lease.try_acquire() else lease.holder() or "several consumers"
+        holder = lease.owner if self._outlasts(side, lease) else lease.holder() or "several consumers"
         if holder == lease.owner:
             mine[stream] = lease
         if any(each.owner == holder for each in mine.values()):  # by this or by a stream whose lease has the same name
@@ -233,6 +235,16 @@ class _Move:
             )
         if side is self._source and side.backend.in_flight_count(stream):
             raise MoveRefused(f"stream {stream!r} of {side.name} is paused, but jobs of it still run: wait for them")
+
+    def _outlasts(self, side: Side, lease: Lease) -> bool:
+        """Whether the lease is won. One that names nobody, as a power cut may leave it, is free when it was watched."""
+        end = time.monotonic() + _WATCH_SECONDS
+        while not lease.try_acquire():
+            if lease.holder() is not None or side.backend.sharers(lease.stream) or time.monotonic() > end:
+                return False
+            self._beat()
+            time.sleep(_LOOK_SECONDS)
+        return True
 
     def _beat(self) -> None:
         """Between two portions: keep what is held."""

@@ -213,6 +213,23 @@ def test_a_step_of_the_clock_takes_nothing_from_a_living_holder(tmp_path: Path, 
 # -- what is planted
 
 
+def test_what_names_the_holder_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: after a power cut an empty lease would have to be watched for a ttl, by each command that is typed."""
+    synced = set()
+    sync = os.fsync
+
+    def noting(fd: int) -> None:
+        sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    lease = lease_of(tmp_path, "mine")
+    assert lease.try_acquire()
+    assert os.stat(lease.path).st_ino in synced
+    assert os.stat(tmp_path / FOLDER / "s.fence").st_ino in synced
+    assert os.stat(tmp_path / FOLDER).st_ino in synced
+
+
 PLANTED = [
     b"somebody\n99999999999.0",
     b"somebody\ninf",

@@ -18,7 +18,15 @@ from children import in_child
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from queuekit import FilesystemBackend, MemoryBackend, PersistenceKitBackend, QueueError, QueueKit, WriteFailed
+from queuekit import (
+    DrainLease,
+    FilesystemBackend,
+    MemoryBackend,
+    PersistenceKitBackend,
+    QueueError,
+    QueueKit,
+    WriteFailed,
+)
 from queuekit.backends.likeness import likeness
 from queuekit.contract import JobView, QueueBackend
 from queuekit.job import Delivery, Job
@@ -330,6 +338,26 @@ def test_a_retry_that_was_cut_off_is_finished_first(tmp_path: Path) -> None:
         assert view is not None
         assert view.dossier is not None
         assert len(view.dossier["earlier_ends"]) == 1
+
+
+@pytest.mark.parametrize("lease", ["workerpool_migrate", "encode"])
+@pytest.mark.parametrize("at", ["first", "second"])
+def test_a_lease_that_a_power_cut_has_emptied_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: str, at: str
+) -> None:
+    """T4: nobody would ever rewrite it, and each new move looked at it only once."""
+    stores = [f"dir:{tmp_path}/first", f"dir:{tmp_path}/second"]
+    for store in stores:
+        QueueKit.open(store).close()
+    with QueueKit.open(stores[0]) as first:
+        first.send(make_job())
+    (tmp_path / at / f"{lease}.drain.lease").touch(0o600)
+    monkeypatch.setattr(FilesystemBackend, "lease", short_lease)
+    assert moved(*stores).moved == 1
+
+
+def short_lease(backend: FilesystemBackend, stream: str, ttl: float = 0.1, *, exclusive: bool = True) -> DrainLease:
+    return DrainLease(backend.root, stream, os.urandom(4).hex(), 0.1)
 
 
 def test_a_name_too_long_for_a_folder_is_refused_with_the_job(tmp_path: Path) -> None:
