@@ -312,7 +312,9 @@ class World:
             return "refused"
         except BackendUnavailable:
             return "busy"
-        except WriteFailed:
+        except WriteFailed as error:
+            if "is locked by somebody else" in str(error):
+                return "busy"
             assert self.drafts_went, "nothing kept it from being written"
             return "refused"
         finally:
