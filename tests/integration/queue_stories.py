@@ -335,7 +335,12 @@ def _retry(q: QueueBackend) -> Act:
 
 def _prune(q: QueueBackend) -> Act:
     _ended(q, "a", "b")
-    return lambda: q.prune(-60.0)
+
+    def prune() -> None:
+        if q.prune(-60.0) < 2:
+            raise NotTaken("not all was seen: the next prune gets the rest")
+
+    return prune
 
 
 def _spoil(q: QueueBackend, id: str) -> None:
@@ -355,7 +360,13 @@ def _quarantine(q: QueueBackend) -> Act:
     q.write(job("a"))
     _spoil(q, "b")
     lease = _held(q)
-    return lambda: q.drain_available(STREAM, lease=lease)
+
+    def claim() -> None:
+        q.drain_available(STREAM, lease=lease)
+        if isinstance(q, FilesystemBackend) and not q.quarantined:
+            raise NotTaken("the good one was claimed; the next drain tries the other one again")
+
+    return claim
 
 
 def _quarantine_under_a_taken_name(q: QueueBackend) -> Act:
@@ -534,6 +545,8 @@ MAY_FIND_IT_DONE = {
     "cancel a deferred one",
     "retry",
     "finish a retry that was cut off",
+    "prune",
+    "quarantine",
 }
 """A second try of these finds that the first one had been done but for its last sync, and says so."""
 SAYS_DONE = (IllegalTransition, JobNotFound, NotTaken)

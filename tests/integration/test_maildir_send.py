@@ -204,6 +204,20 @@ def test_the_payload_limit_is_exact(root: Path) -> None:
 # -- the same name again
 
 
+def test_one_that_is_there_and_cannot_be_synced_is_not_accepted(root: Path) -> None:
+    queue, ops = armed(root)
+    job = make_job()
+    queue.write(job)
+
+    def missing(call: str, count: int) -> None:
+        if call == "sync_file":  # some filesystems say so of what they have lost
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    ops.arm(missing)
+    with pytest.raises(WriteFailed):
+        queue.write(job)
+
+
 def variants(job: Job) -> tuple[Job, Job]:
     """The same job with another delivery record, and another job of the same name."""
     ran = Job(

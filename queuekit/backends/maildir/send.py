@@ -6,7 +6,6 @@ same apart from the delivery record, else an error. Nothing is ever replaced.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterable
@@ -95,8 +94,11 @@ class Sender:
         if present is not None and not same_job(present, job):
             raise WriteFailed(name, "another job with the same stream, id and time is pending")
         if present is not None and mount.durability is Durability.FULL:
-            with contextlib.suppress(FileNotFoundError):  # claimed meanwhile: the job has been accepted before
+            try:
                 mount.ops.sync_file(folder, target)
+            except FileNotFoundError:
+                if mount.exists(folder, target):
+                    raise  # else claimed meanwhile: the job has been accepted before
         mount.discard([staged])
 
 

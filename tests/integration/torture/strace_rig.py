@@ -114,14 +114,16 @@ def fail_once(site: Site, error: str) -> list[str]:
 def fail_from(sites: Sequence[Site], start: int, error: str, names: Sequence[str]) -> list[str]:
     """The call at this place of the act fails, and so does every later one of any of these names.
 
-    Of `EINTR` ten in a row: Python repeats most calls until it does not come.
+    Of `EINTR`, and of `fcntl`, ten in a row: Python repeats most calls until that does not come, and SQLite takes every
+    error of a lock for somebody else's lock, which it waits for ten seconds long.
     """
     made = Counter(site.name for site in sites[:start])
-    together: dict[int, list[str]] = {}
+    together: dict[str, list[str]] = {}
     for name in names:
-        together.setdefault(made[name] + 1, []).append(f"?{name}")
-    rest = "..{}" if error == "EINTR" else "+"
-    return [f"{','.join(each)}:error={error}:when={nth}{rest.format(nth + 9)}" for nth, each in together.items()]
+        first = made[name] + 1
+        rest = f"..{first + 9}" if error == "EINTR" or name == "fcntl" else "+"
+        together.setdefault(f"{first}{rest}", []).append(f"?{name}")
+    return [f"{','.join(each)}:error={error}:when={which}" for which, each in together.items()]
 
 
 class Actor:

@@ -51,7 +51,7 @@ from strace_rig import (
     scratch,
 )
 
-from queuekit.backends.maildir import mount
+from queuekit.backends.maildir import deferred, drain, mount
 from queuekit.backends.sql import database
 from queuekit.backends.sql.sqlite import SqliteDatabase
 from queuekit.locks import forget_all
@@ -65,7 +65,7 @@ LOOKING_ERRORS = ("EIO", "EACCES", "EINTR", "ENOENT", "ESTALE")
 """Those that a call can give which changes nothing."""
 LEFT_BY_PRUNING = {"no-record", "signal-alone", "twin"}
 ENOUGH_TRIES = 400
-TRIES = 4
+TRIES = 12
 ACTS_EACH = 25
 """So many acts has one actor, where it lives."""
 
@@ -170,7 +170,7 @@ class Stage:
         return self.setting.story.name in known and said.kind in {each.__name__ for each in SAYS_DONE}
 
     def _look(self, number: int, acknowledged: bool, at_once: bool) -> None:
-        """The promise. `at_once`: nobody was told that a lease is not there while it was; it stays until it runs out."""
+        """The promise. `at_once`: nobody was told that a lease is not there while it was (then it runs out)."""
         store, story = self._store(number), self.setting.story
         check(store, story, acknowledged=acknowledged, at_once=at_once)
         left = store.complaints() - (LEFT_BY_PRUNING if story.does == "prune" else set())
@@ -183,6 +183,8 @@ def _rehearsed() -> Iterator[None]:
     and compiled then is no part of it. (Forks are cheaper, too, when there is less to do after them.)"""
     with pytest.MonkeyPatch.context() as patch, scratch() as folder:
         patch.setattr(mount, "_SYNC_EACH", BARRIER_FROM)
+        patch.setattr(drain, "_LISTING_SHARE", 0)  # that a listing was slow shall not spare the next one
+        patch.setattr(deferred, "_LISTING_SHARE", 0)
         patch.setattr(database, "_FIRST_PAUSE", 0.001)
         patch.setattr(database, "_LONGEST_PAUSE", 0.005)
         patch.setattr(SqliteDatabase, "_make_engine", one_engine_for_all(SqliteDatabase._make_engine))
