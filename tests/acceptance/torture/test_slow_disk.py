@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from lengths import short_and_long
-from machine import RENAMES, SYNCS
-from pool import Estate, Pool, until
+from machine import RENAMES, SYNCS, small_disk
+from pool import Estate, Pool, suppressed_end, until
 from watching import EndWitness, LeaseWitness, pid_of
 
 from queuekit.backends.maildir.fsck import Severity, examine
@@ -34,6 +34,29 @@ def slowed(pid: int, calls: str, seconds: float) -> Iterator[None]:
     finally:
         tracer.send_signal(signal.SIGINT)
         tracer.wait(60)
+
+
+@contextmanager
+def throttled(pids: list[int], folder: Path, bytes_per_second: int) -> Iterator[None]:
+    """These processes write no faster to the disk that this folder is on, meanwhile."""
+    base = Path("/sys/fs/cgroup/blkio")
+    if not (base / "blkio.throttle.write_bps_device").exists():
+        pytest.skip("there is no blkio cgroup here")
+    device = os.stat(folder).st_dev
+    group = base / f"workerpool-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = f"{os.major(device)}:{os.minor(device)} {bytes_per_second}"
+        (group / "blkio.throttle.write_bps_device").write_text(limit)
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppressed_end():
+                (base / "cgroup.procs").write_text(pid)
+        until(lambda: not (group / "cgroup.procs").read_text(), "the end of the cgroup")
+        group.rmdir()
 
 
 class TwoPools:
@@ -73,6 +96,24 @@ class TwoPools:
             self.watch_until(lambda: self._stands_by(slow), "the slow one's standing by", 30 * seconds)
         return sent
 
+    def work_throttled(self, jobs: int, bytes_per_second: int) -> list[str]:
+        """Many jobs, while the holder's pool may write so much and no more; their ids."""
+        with throttled(self.pools[0].tree(), self.estate.root, bytes_per_second):
+            sent = self.estate.send_many(jobs, (STREAM,))
+            self.watch_until(lambda: self.ends.ended >= {*sent}, "the end of all jobs", 300)
+        return sent
+
+    def check(self, sent: list[str], ttl: float) -> None:
+        """Every job has one end, and nobody was displaced who had renewed its lease."""
+        assert [pool.stop(patience=60) for pool in self.pools] == [0, 0]
+        self.ends.look()
+        self.ends.close()
+        assert self.ends.doubled == []
+        assert self.leases.unjust(ttl) == []
+        assert {self.estate.status_of(job) for job in sent} == {"done"}
+        assert self.estate.check(sent) == {"done": len(sent)}
+        assert [each for each in examine(self.estate.root) if each.severity is not Severity.NOTE] == []
+
     def _stands_by(self, pid: int) -> bool:
         """Whether the stream's process of this pid knows that the stream is not its any more."""
         rows = (pool.row(STREAM) for pool in self.pools)
@@ -89,16 +130,29 @@ def test_a_disk_slower_than_the_ttl_ends_no_job_twice(
     estate = make_estate({STREAM: {"retries": 100, "max_crashes": 100}}, lease={"ttl": f"{ttl:g}s"})
     two = TwoPools(estate)
     sent = [job for _ in range(rounds) for job in two.work_slowly(SLOW[slow], seconds)]
-    assert [pool.stop(patience=60) for pool in two.pools] == [0, 0]
-    two.ends.look()
-    two.ends.close()
-    assert two.ends.doubled == []
-    assert two.leases.unjust(ttl) == []
+    two.check(sent, ttl)
     runs = sum(len(runs) for runs in estate.runs().values())
     print(
         f"T16, {slow} {seconds:g} s late, ttl {ttl:g} s: {len(sent)} jobs, {runs} runs, {len(two.leases.take_overs)}"
         f" take-overs, each of them noticed by the slow one; 0 double replies"
     )
-    assert {estate.status_of(job) for job in sent} == {"done"}
-    assert estate.check(sent) == {"done": len(sent)}
-    assert [each for each in examine(estate.root) if each.severity is not Severity.NOTE] == []
+
+
+@pytest.mark.needs("linux", "root", "loop")
+@pytest.mark.parametrize("jobs", short_and_long(300, 1500, timeout=1200))
+def test_a_disk_that_takes_64_kilobytes_a_second_ends_no_job_twice(
+    make_estate: Callable[..., Estate], tmp_path: Path, jobs: int
+) -> None:
+    """T16: the holder's pool is throttled, the one that stands by is not."""
+    ttl = 1.0
+    with small_disk(tmp_path / "spool"):
+        estate = make_estate({STREAM: {"handler": "acting:act_fast"}}, lease={"ttl": f"{ttl:g}s"})
+        two = TwoPools(estate)
+        begun = time.monotonic()
+        sent = two.work_throttled(jobs, 64 * 1024)
+        took = time.monotonic() - begun
+        two.check(sent, ttl)
+        runs = sum(len(runs) for runs in estate.runs().values())
+        estate.close()
+    take_overs = len(two.leases.take_overs)
+    print(f"T16, 64 KB/s: {jobs} jobs in {took:.1f} s, {runs} runs, {take_overs} take-overs; 0 double replies")
