@@ -5,7 +5,8 @@ manager), nothing more is read from the worker, so that it waits as if it wrote 
 
 Many write to our standard error at once: other workers, other processes of the pool. So whole lines are passed on, as
 many as fit into one write that is not torn: 4096 bytes into a pipe or a socket, where a longer line goes in pieces; a
-file takes any. The beginning of a line waits for the rest, a moment at most: it may be a question.
+file takes any. The beginning of a line waits for the rest, a moment at most: it may be a question. The last line of a
+worker is ended for it.
 
 Jobs follow each other in a worker, and the pipe does not say where one's words end. What was read before a job began
 is none of its words; and a worker tells, with a job's outcome, how much then still lay in the pipe.
@@ -74,6 +75,7 @@ class StderrTap:
             except BlockingIOError:
                 return True
             if not data:
+                self._end_line()
                 return not self._push(everything=True)
             if not self._pending:
                 self._held_since = self._clock()
@@ -82,6 +84,13 @@ class StderrTap:
             self._total += len(data)
             self._reads.append((time.monotonic_ns(), self._total))
         return True
+
+    def _end_line(self) -> None:
+        """Nobody ends the dead one's last line, and what others say would be glued to it."""
+        if self._tail and not self._tail.endswith(b"\n"):
+            self._tail += b"\n"
+            self._pending += b"\n"
+            self._total += 1
 
     def note_end(self, at_ns: int, unread: int) -> None:
         """A job has ended: of what had been written then, `unread` bytes were not read yet at `at_ns` (monotonic)."""
@@ -128,6 +137,7 @@ class StderrTap:
 
     def close(self) -> None:
         """Pass on what is held, as far as it is taken now, and close both ends; any number of times."""
+        self._end_line()
         self._push(everything=True)
         for fd in (self._reader, self.writer):
             if fd >= 0:

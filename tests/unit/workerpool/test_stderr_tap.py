@@ -89,7 +89,7 @@ def test_an_unfinished_line_is_not_lost_when_somebody_else_still_holds_the_pipe(
     os.write(tap.writer, b"last words")
     assert tap.pump()
     tap.close()
-    assert os.read(ends[0], 100) == b"last words"
+    assert os.read(ends[0], 100) == b"last words\n"
 
 
 def test_lines_of_several_workers_are_whole_in_a_file_however_long(tmp_path: Path) -> None:
@@ -169,7 +169,17 @@ def test_the_end_of_the_worker_is_noticed_after_its_last_words(tap: StderrTap, e
     os.write(tap.writer, b"bye")
     tap.close_writer()
     assert not tap.pump()
-    assert os.read(ends[0], 10) == b"bye"
+    assert os.read(ends[0], 10) == b"bye\n"
+
+
+def test_the_last_line_of_a_dead_worker_is_ended_for_it(tap: StderrTap, ends: tuple[int, int]) -> None:
+    """Once, although a loop may ask again."""
+    os.write(tap.writer, b"one\nhalf")
+    tap.close_writer()
+    assert not tap.pump()
+    assert not tap.pump()
+    assert os.read(ends[0], 100) == b"one\nhalf\n"
+    assert tap.last_lines() == "one\nhalf"
 
 
 def test_nobody_listening_is_no_error(ends: tuple[int, int]) -> None:
