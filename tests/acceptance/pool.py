@@ -27,7 +27,7 @@ import psutil
 
 from queuekit import Job, QueueKit, decode_job, decode_signal
 from queuekit.completion import SignalFile
-from workerpool.board import Board, Kind, RowView, find_boards
+from workerpool.board import Board, BoardError, Kind, RowView, find_boards
 
 PATIENCE = 30.0
 """How long a fact may let wait for itself before a test gives up, in seconds. Nothing that is right takes it."""
@@ -337,7 +337,10 @@ class Pool:
     def rows(self) -> list[RowView]:
         """Its board's rows; none before there is one."""
         for path, _ in find_boards(self.estate.boards):
-            board = Board.attach(path)
+            try:
+                board = Board.attach(path)
+            except BoardError:  # a stranger's file
+                continue
             try:
                 if board.header.pid == self.pid:
                     return board.rows()
