@@ -177,9 +177,10 @@ class RowView:
 
 
 class Row:
-    """A row as its owner writes it. One process has it at a time, one thread writes."""
+    """A row of a board as its owner writes it. One process has it at a time, one thread writes."""
 
     def __init__(self, board: Board, index: int) -> None:
+        self.board = board
         self.index = index
         self._map = board.mapping
         self._base = HEADER_BYTES + index * ROW_BYTES
@@ -409,6 +410,15 @@ class Board:
             return False
         return self._lock_fd is not None and os.path.samestat(os.fstat(self._lock_fd), there)
 
+    def sweep_predecessors(self) -> list[str]:
+        """Delete the dead boards every stream of which was taken over on this one, a living one; returns their paths.
+
+        Whoever has just taken one over does it, so that pools that are killed again and again leave no heap that each
+        of the next has to look through. Kept is what `sweep` keeps. Raises `OSError` when they may not be deleted.
+        """
+        taken_over = {row.stream: row.held_ms for row in self.rows() if row.kind is Kind.STREAM}
+        return _remove_dead(os.path.dirname(self.path), [self.path], taken_over)
+
     def close(self) -> None:
         """Unmap and unlock it; the file stays."""
         if self._lock_fd is not None:
@@ -470,19 +480,28 @@ def _opened_boards() -> list[tuple[str, str]]:
 
 
 def sweep(directory: str, *, keep: Collection[str] = (), taken_over: Mapping[str, int] = _NONE) -> list[str]:
-    """Delete dead boards, and drafts of creators that died; returns their paths.
+    """Delete dead boards, and drafts of creators that died; returns their paths. Raises `OSError` when it may not.
 
     Kept are the paths in `keep`, boards with a process that still runs, and those which tell of a stream that nobody
     has taken over since: what it was running is not charged yet. `taken_over`: when each stream was, ms since the
     epoch.
     """
+    drafts = [path for path in _listed(directory, ".board-") if _locked(path) is False]
+    _remove(drafts)
+    return _remove_dead(directory, keep, taken_over) + drafts
+
+
+def _remove_dead(directory: str, keep: Collection[str], taken_over: Mapping[str, int]) -> list[str]:
     dead = [path for path, alive in find_boards(directory) if not alive and path not in keep]
     removed = [path for path in dead if _is_over(path, taken_over)]
-    removed += [path for path in _listed(directory, ".board-") if _locked(path) is False]
-    for path in removed:
+    _remove(removed)
+    return removed
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    return removed
 
 
 # -- below: bytes and system calls

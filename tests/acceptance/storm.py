@@ -128,7 +128,7 @@ class Storm:
             self._feed()
             return fact()
 
-        return until(look, what)
+        return until(look, what, patience=120)
 
     # -- kills
 

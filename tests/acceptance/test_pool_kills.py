@@ -166,6 +166,18 @@ def test_nothing_of_a_pool_outlives_its_master(make_estate: Callable[..., Estate
     estate.check_settled(sent)
 
 
+def test_pools_that_are_killed_again_and_again_leave_no_heap_of_boards(make_estate: Callable[..., Estate]) -> None:
+    """Each of the next would have to look through all of them before it knows what ran."""
+    estate = make_estate({"encode": {}, "dreaming": {}})
+    for _ in range(4):
+        pool = estate.start()
+        until(pool.is_working("encode", "dreaming"), "the pool")
+        boards = list((estate.root / ".workerpool").glob("board-*"))
+        assert [board.name.split("-")[1] for board in boards] == [str(pool.pid)]
+        estate.kill(pool.pid)
+        until(lambda: estate.processes() == [], "the end of the tree")
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_stopping_at_any_instant_loses_and_repeats_nothing(

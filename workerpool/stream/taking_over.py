@@ -47,6 +47,7 @@ class TakingOver:
             self._trouble.over(now)
             self._desk.taken_over = True
             self._desk.row.set(held_ms=now_ms())
+            self._sweep()
 
     def follow(self, now: float) -> None:
         """Take over from a consumer of a shared stream that has died on this host; raises `LeaseLost`."""
@@ -95,6 +96,12 @@ class TakingOver:
         if half_moved := unfinished(desk.backend):
             _log.warning("%s", half_moved)
         self._arrivals.open(now)
+
+    def _sweep(self) -> None:
+        try:
+            self._desk.row.board.sweep_predecessors()
+        except OSError as error:
+            _log.warning("what dead pools have left on their boards stays there: %s", error)
 
     def _charge(self, owner: str) -> None:
         """Kill what the dead one's workers left, and charge the jobs that they were running."""

@@ -29,9 +29,20 @@ OK = classify(None, run_seconds=0.001)
 
 
 @dataclasses.dataclass
+class FakeBoard:
+    """How often the boards of dead pools were swept."""
+
+    sweeps: int = 0
+
+    def sweep_predecessors(self) -> None:
+        self.sweeps += 1
+
+
+@dataclasses.dataclass
 class FakeRow:
     """What its owner said last, and the sums of what was added."""
 
+    board: FakeBoard = dataclasses.field(default_factory=FakeBoard)
     said: dict[str, str] = dataclasses.field(default_factory=dict)
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
 

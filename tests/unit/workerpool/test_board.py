@@ -226,14 +226,35 @@ def test_a_dead_board_is_swept_unless_it_is_to_be_kept(board: Board, tmp_path: P
 
 def test_a_dead_board_stays_until_each_stream_that_it_held_was_taken_over(board: Board, tmp_path: Path) -> None:
     """What it shows as running is charged at the take-over; a standby, or a pool of other streams, has charged none."""
-    for index, stream, held_ms in ((1, "a", 1000), (2, "b", 2000), (3, "never held", 0)):
-        board.row(index).take(kind=Kind.STREAM, stream=stream)
-        board.row(index).adopt(2**22 + 1, "nobody")
-        board.row(index).set(held_ms=held_ms)
+    hold(board, a=1000, b=2000, never_held=0)
     board.close()
     assert sweep(str(tmp_path)) == []
     assert sweep(str(tmp_path), taken_over={"a": 3000, "b": 0}) == []
     assert sweep(str(tmp_path), taken_over={"a": 3000, "b": 3000}) == [board.path]
+
+
+def test_a_living_board_sweeps_those_that_it_has_taken_every_stream_over_from(tmp_path: Path) -> None:
+    """Killed pools sweep nothing themselves; their successors must not have to look through all of them for ever."""
+    dead = Board.create(str(tmp_path), 3)
+    hold(dead, a=1000, b=2000)
+    dead.close()
+    path = str(tmp_path / "board-1-1")
+    os.rename(dead.path, path)
+    living = Board.create(str(tmp_path), 3)
+    hold(living, a=3000, b=0)
+    assert living.sweep_predecessors() == []
+    hold(living, a=3000, b=3000)
+    assert living.sweep_predecessors() == [path]
+    assert find_boards(str(tmp_path)) == [(living.path, True)]
+    living.close()
+
+
+def hold(board: Board, **held_ms: int) -> None:
+    """Streams whose processes are gone, and when they were last taken over."""
+    for index, (stream, at) in enumerate(held_ms.items()):
+        board.row(index).take(kind=Kind.STREAM, stream=stream)
+        board.row(index).adopt(2**22 + 1, "nobody")
+        board.row(index).set(held_ms=at)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what a process has open")

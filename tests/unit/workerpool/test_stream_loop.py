@@ -1147,11 +1147,12 @@ def test_a_take_over_of_a_free_stream_is_said_too(stage, caplog):
     assert first.try_acquire()
     it = stage(store=store)
     it.open()
-    assert it.row.sums.get("held_ms", 0) == 0
+    assert (it.row.sums.get("held_ms", 0), it.row.board.sweeps) == (0, 0)
     first.release()
     it.after(1.0)
     assert "stream encode is worked here from now on" in caplog.text
     assert it.row.sums["held_ms"] > 0
+    assert it.row.board.sweeps == 1
 
 
 def test_the_board_says_what_keeps_a_stream_from_its_work_and_since_when(stage):
