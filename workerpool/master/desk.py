@@ -75,7 +75,7 @@ class Desk:
     """One pool.
 
     `quiet`: nothing is claimed; `moving`: nothing is started, the root is another one; `code`: what the pool will exit
-    with, as far as that is known.
+    with, as far as that is known; `former_counts`: of streams that were removed and whose place is another's.
     """
 
     pool: PoolConfig
@@ -87,6 +87,7 @@ class Desk:
     code: int = EXIT_OK
     quiet: bool = False
     moving: bool = False
+    former_counts: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def is_ending(self) -> bool:
@@ -101,7 +102,7 @@ class Desk:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Jobs done, blocked and retried by this run."""
-        each = [member.counts for member in self.members.values()]
+        each = [self.former_counts, *(member.counts for member in self.members.values())]
         return sum(c[0] for c in each), sum(c[1] for c in each), sum(c[2] for c in each)
 
     def tell(self, words: dict[str, object]) -> None:

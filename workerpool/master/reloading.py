@@ -69,7 +69,10 @@ class Reloading:
         if self._streams.has_room_for(config):
             self._streams.add(config)
         else:
-            _log.error("no room on the board for stream %s: restart the pool to start it", config.name)
+            _log.error(
+                "no room on the board for stream %s: reload again once a removed stream has ended, or restart the pool",
+                config.name,
+            )
 
     def _change(self, member: Member, config: StreamConfig) -> None:
         if config.workers > member.rows - 1 or (config.workers == 0) != (member.config.workers == 0):

@@ -27,15 +27,36 @@ class Streams:
         self._next_row = 1
 
     def has_room_for(self, config: StreamConfig) -> bool:
-        """Whether the board has rows for one more stream."""
-        return self._next_row + rows_of(config) <= self._desk.place.board.header.rows
+        """Whether the board has rows for one more stream: new ones, or those of one that was removed and has ended."""
+        return self._has_new_rows(config) or self._replaceable(config) is not None
 
     def add(self, config: StreamConfig) -> None:
-        """Work this stream too, from the next `act` on."""
-        rows = rows_of(config)
+        """Work this stream too, from the next `act` on. The board must have room for it."""
+        rows, first = rows_of(config), self._next_row
+        former = None if self._has_new_rows(config) else self._replaceable(config)
+        if former is None:
+            self._next_row += rows
+        else:
+            rows, first = former.rows, former.first_row
+            self._remove(former)
         starting = Trouble(f"starting stream {config.name}", _log)
-        self._desk.members[config.name] = Member(config, StreamState(config.name), self._next_row, rows, starting)
-        self._next_row += rows
+        self._desk.members[config.name] = Member(config, StreamState(config.name), first, rows, starting)
+
+    def _has_new_rows(self, config: StreamConfig) -> bool:
+        return self._next_row + rows_of(config) <= self._desk.place.board.header.rows
+
+    def _replaceable(self, config: StreamConfig) -> Member | None:
+        """One that is worked no more, with rows enough."""
+        gone = (member for member in self._desk.members.values() if member.state.dismissed and member.child is None)
+        return next((member for member in gone if member.rows >= rows_of(config)), None)
+
+    def _remove(self, member: Member) -> None:
+        """Nothing but its counts is kept."""
+        (done, blocked, retried), more = self._desk.former_counts, member.counts
+        self._desk.former_counts = done + more[0], blocked + more[1], retried + more[2]
+        del self._desk.members[member.config.name]
+        for row in range(member.first_row, member.first_row + member.rows):
+            self._desk.place.board.row(row).clear()
 
     # -- starting
 
