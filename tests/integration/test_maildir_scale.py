@@ -151,6 +151,17 @@ def test_older_jobs_go_first_also_when_they_come_by_hint(queue: FilesystemBacken
     assert ids_of(queue.drain_available(STREAM, 4, lease=lease)) == ids_of([*jobs[:3], jobs[4]])
 
 
+def test_a_retry_does_not_wait_for_the_backlog_after_a_slow_look(queue: FilesystemBackend) -> None:
+    """It is older than what waits; T9 found that it was run behind all of that."""
+    lease = won(queue)
+    assert queue.drain_available(STREAM, lease=lease) == []
+    retried, *others = make_jobs(20)
+    queue.write_batch(others)
+    queue.look_again()
+    queue.write(retried)
+    assert ids_of(queue.drain_available(STREAM, 2, lease=lease)) == ids_of([retried, others[0]])
+
+
 def test_a_slow_folder_is_drained_to_its_end(queue: FilesystemBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known to be there is looked for at once; only a look for what nobody told of may wait."""
     monkeypatch.setattr(drain, "_CHEAP_LISTING_SECONDS", -1.0)

@@ -105,7 +105,7 @@ class Drainer:
             self._listed.clear()
             self.doubt_folders()
             for ahead in self._ahead.values():
-                ahead.more = True
+                ahead.doubt()
 
     def doubt_folders(self) -> None:
         """Let the next listing be of the folders that are at their paths by then."""

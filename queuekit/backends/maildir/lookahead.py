@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 
-SIZE = 4096
+SIZE = 16_384  # some MB; a listing of a million names costs what a thousand jobs do
 _END = "\U0010ffff"  # no name is behind it
 
 
@@ -69,6 +69,11 @@ class Lookahead:
             name = heapq.heappop(self._heap)
             self._known.discard(name)
             yield name
+
+    def doubt(self) -> None:
+        """There may be names that nobody has told of: what arrives is noted where it is older than what is known."""
+        self.more = True
+        self._last = max(self._heap, default="")
 
     def put_back(self, name: str) -> None:
         """A name that was taken and is still pending."""

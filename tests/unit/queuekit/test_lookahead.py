@@ -60,6 +60,18 @@ def test_a_hint_behind_what_was_left_out_is_forgotten() -> None:
     assert taken(ahead) == []
 
 
+def test_an_older_name_goes_first_although_there_may_be_more_than_is_known() -> None:
+    ahead = Lookahead(4)
+    ahead.refill([])
+    for name in "cd":
+        ahead.add(name)
+    ahead.doubt()
+    for name in "abe":
+        ahead.add(name)
+    assert taken(ahead) == ["a", "b", "c", "d"]
+    assert ahead.more
+
+
 def test_a_hint_is_noted_once() -> None:
     ahead = Lookahead(4)
     ahead.refill([])
@@ -110,6 +122,10 @@ class Folder(RuleBasedStateMachine):
     def list(self) -> None:
         self.ahead.refill(self.files)
         self.unseen.clear()
+
+    @rule()
+    def doubt(self) -> None:
+        self.ahead.doubt()
 
     @rule(count=st.integers(1, 4))
     def claim(self, count: int) -> None:
