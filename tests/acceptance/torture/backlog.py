@@ -24,7 +24,7 @@ _ID = "0" * 32
 
 @contextmanager
 def own_disk(folder: Path, size: int) -> Iterator[None]:
-    """An ext4 of its own at this new folder, `size` bytes large at most; small files take no block.
+    """An ext4 of its own at this new folder, `size` bytes large at most.
 
     Unmounted and removed at the end, whatever is in it: a million files are not deleted one by one.
     """
@@ -32,9 +32,8 @@ def own_disk(folder: Path, size: int) -> Iterator[None]:
     image = folder.with_name(f"{folder.name}.img")
     with image.open("wb") as file:
         file.truncate(size)
-    inodes = ["-N", str(size // 4096), "-I", "1024"]
     try:
-        subprocess.run(["mkfs.ext4", "-qF", "-m", "0", "-O", "inline_data", *inodes, str(image)], check=True)
+        subprocess.run(["mkfs.ext4", "-qF", "-m", "0", "-N", str(size // 4096), str(image)], check=True)
         subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
         try:
             folder.chmod(0o700)
