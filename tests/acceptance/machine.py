@@ -132,6 +132,31 @@ def _is_removed(group: Path) -> bool:
 
 
 @contextmanager
+def memory_cgroup(name: str, limit: int) -> Iterator[Path]:
+    """A group of processes with a limit on their memory; skips where none can be made. Gone afterwards, when empty."""
+    old = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
+    folder = Path("/sys/fs/cgroup/memory" if old else "/sys/fs/cgroup", name)
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        yield folder
+    finally:
+        until(lambda: not (folder / "cgroup.procs").read_text(), "the end of the group's processes")
+        folder.rmdir()
+
+
+def move_into(folder: Path, pool: Pool) -> None:
+    """Put the whole tree into the group; what it forks from now on is born there."""
+    for pid in pool.tree():
+        (folder / "cgroup.procs").write_text(str(pid))
+
+
+@contextmanager
 def small_disk(folder: Path, *options: str) -> Iterator[None]:
     """A filesystem of its own at this folder: 16 MB of ext4, made with these options."""
     folder.mkdir()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from pool import Estate, Pool, until
+from machine import memory_cgroup, move_into
+from pool import Estate, until
 
 LIMIT_MIB = 200
-V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 # -- C81
@@ -59,31 +57,6 @@ def test_a_memory_limit_that_is_too_small_does_not_halve_the_throughput(make_est
 
 
 # -- C30
-
-
-@contextmanager
-def memory_cgroup(name: str, limit: int) -> Iterator[Path]:
-    """A group of processes with a limit on their memory; skips where none can be made. Gone afterwards, when empty."""
-    old = (V1 / "memory.limit_in_bytes").exists()
-    folder = (V1 if old else V2) / name
-    try:
-        folder.mkdir()
-        (folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
-    except OSError as error:
-        if folder.exists():
-            folder.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    try:
-        yield folder
-    finally:
-        until(lambda: not (folder / "cgroup.procs").read_text(), "the end of the group's processes")
-        folder.rmdir()
-
-
-def move_into(folder: Path, pool: Pool) -> None:
-    """Put the whole tree into the group; what it forks from now on is born there."""
-    for pid in pool.tree():
-        (folder / "cgroup.procs").write_text(str(pid))
 
 
 @pytest.mark.needs("linux", "root")
