@@ -7,9 +7,10 @@
 with `job ID:` before the message where the record has a `job_id`, as those of `ctx.logger` do (what comes before it
 names the stream). JSON has the keys `time` (UTC), `level`, `process`, `pid`, `logger`, `message`, the record's extras,
 and `exception`. A record is written by one `os.write` to a descriptor in append mode, without a buffer that a fork
-could double or a lock that it could leave locked. So lines of many processes do not tear each other's; but into a pipe
-or a socket the system writes only 4096 bytes in one piece, and what is longer may be mixed with others'. What was logged cannot forge a line: control characters are escaped,
-and the lines of a traceback are indented. Of a text over 16,000 characters the middle is left out, and said.
+could double or a lock that it could leave locked. So the lines of many processes do not tear each other; only into a
+pipe or a socket the system writes no more than 4096 bytes in one piece, and what is longer may be mixed with others'.
+What was logged cannot forge a line: control characters are escaped, and the lines of a traceback are indented. Of a
+text over 16,000 characters the middle is left out, and said.
 
 The file is opened with mode 0600, never through a link, and opened anew whenever its path leads to another file (a log
 rotation needs no signal) or the descriptor is not the file any more (it is parked in a forked child). It must be this
