@@ -70,7 +70,7 @@ class FolderWatcher(abc.ABC):
 
     @abc.abstractmethod
     def _detach(self) -> None:
-        """Stop watching whatever is watched; nothing may be."""
+        """Stop watching whatever is watched; nothing may be. What it still had to say is forgotten: a look follows."""
 
     def timeout(self) -> float | None:
         """None while events come, else the poll interval (seconds)."""
@@ -99,8 +99,11 @@ class FolderWatcher(abc.ABC):
             return
         try:
             self._attach()
-        except FileNotFoundError:
-            return
+        except OSError as error:
+            self._detach()
+            if isinstance(error, FileNotFoundError):
+                return
+            raise
         self._seen, self._complained = identity, False
 
     def _complain(self, error: OSError) -> None:

@@ -11,6 +11,7 @@ deleted, moved away or unmounted, after which it also attaches anew.
 
 from __future__ import annotations
 
+import abc
 import errno
 
 from inotify_simple import Event, INotify, flags
@@ -66,6 +67,14 @@ class InotifyInstance(FolderWatcher):
         """Give the instance back; any number of times."""
         self._inotify.close()
 
+    def _detach(self) -> None:
+        self._drop_watches()
+        self._take()  # a watch that is dropped is an event, too: while none can be set up again, it would wake for ever
+
+    @abc.abstractmethod
+    def _drop_watches(self) -> None:
+        """Remove every watch that there is."""
+
     def _take(self) -> list[Event]:
         try:
             return self._inotify.read(timeout=0)
@@ -101,7 +110,7 @@ class InotifyWatcher(InotifyInstance):
         for folder in self.place.watched:
             self._watches.append(self._inotify.add_watch(folder, _WATCHED))
 
-    def _detach(self) -> None:
+    def _drop_watches(self) -> None:
         while self._watches:
             self._remove(self._watches.pop())
 

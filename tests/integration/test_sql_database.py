@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -29,6 +30,7 @@ from queuekit.contract import Watcher
 from queuekit.errors import BackendUnavailable, JobNotFound, QueueError, WriteFailed
 from queuekit.testing.jobs import DEADLINE, wait_until
 from queuekit.watch import wait_loop
+from queuekit.watch.base import Place
 
 NUMBERS = sa.Table("numbers", sa.MetaData(), sa.Column("number", sa.Integer, primary_key=True))
 Open = Callable[..., Database]
@@ -551,6 +553,28 @@ def test_an_idle_sqlite_watcher_sleeps_although_others_read_and_make_files(sqlit
     numbers(sqlite_database)
     Path(sqlite_database.folder, "another").write_text("x")
     assert quiet(watcher)
+    watcher.close()
+
+
+def test_an_sqlite_watcher_that_may_not_watch_a_new_wal_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from queuekit.backends.sql.watch_inotify import SqliteInotifyWatcher
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, wal = tmp_path / "jobs.db", tmp_path / "jobs.db-wal"
+    path.touch()
+    watcher = SqliteInotifyWatcher(Place(str(tmp_path), str(path)), 0.2, wal=True)
+    with monkeypatch.context() as kernel:
+        kernel.setattr("queuekit.watch.inotify.INotify.add_watch", refused)
+        wal.touch()
+        for _ in range(3):
+            assert watcher.read() == ()
+            assert watcher.timeout() is not None
+            assert quiet(watcher)
+    watcher.read()
+    wal.write_text("x")
+    assert not quiet(watcher)
     watcher.close()
 
 

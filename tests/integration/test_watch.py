@@ -76,6 +76,33 @@ class TestInotify:
         assert watcher.read() == ("one", "two")
         assert not is_readable(watcher)
 
+    def test_with_one_watch_where_it_needs_two_it_polls_and_sleeps(self, root, monkeypatch):
+        """What it gave up it is told of once more by the kernel; that must not wake it again and again."""
+        from queuekit.watch.inotify import INotify
+
+        (root / "later").mkdir()
+        add = INotify.add_watch
+
+        def add_one(instance: INotify, path: str, mask: int) -> int:
+            if path.endswith("later"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return int(add(instance, path, mask))
+
+        watcher = open_watcher(str(root), str(root / "new"), str(root / "later"), force="inotify")
+        with monkeypatch.context() as kernel:
+            kernel.setattr(INotify, "add_watch", add_one)
+            (root / "new").rename(root / "old")
+            (root / "new").mkdir()
+            for _ in range(3):
+                assert watcher.read() == ()
+                assert watcher.timeout() is not None
+                assert not is_readable(watcher)
+        assert watcher.read() == ()
+        assert watcher.timeout() is None
+        deliver(root, "one")
+        assert watcher.read() == ("one",)
+        watcher.close()
+
     def test_is_attached_when_made(self, root, open_one):
         watcher = open_one(force="inotify")
         deliver(root, "at-once")

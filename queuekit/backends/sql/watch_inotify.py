@@ -43,7 +43,7 @@ class SqliteInotifyWatcher(InotifyInstance):
         if self._seen is None or self._has_lost(self.place.new, events):
             self.attach()
         elif self._wal and (self._wal not in self._watches or self._has_lost(self._wal, events)):
-            self._watch_wal()
+            self._watch_wal_or_poll()
         self._settling.looked()
         if any(self._is_write(event) for event in events):
             self._settling.stirred()
@@ -53,6 +53,12 @@ class SqliteInotifyWatcher(InotifyInstance):
         self._watches[self.place.new] = self._inotify.add_watch(self.place.new, _OF_FILE)
         if self._wal:
             self._watch_wal()
+
+    def _watch_wal_or_poll(self) -> None:
+        try:
+            self._watch_wal()
+        except OSError:
+            self.attach()  # which says why it cannot
 
     def _watch_wal(self) -> None:
         """Watch the -wal when it is there, else the folder. In between it is both: nothing is missed."""
@@ -70,7 +76,7 @@ class SqliteInotifyWatcher(InotifyInstance):
             return False
         return True
 
-    def _detach(self) -> None:
+    def _drop_watches(self) -> None:
         for path in list(self._watches):
             self._unwatch(path)
 
