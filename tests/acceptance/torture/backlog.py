@@ -23,25 +23,33 @@ _ID = "0" * 32
 
 
 @contextmanager
-def own_disk(folder: Path, size: int) -> Iterator[None]:
-    """An ext4 of its own at this new folder, `size` bytes large at most.
+def own_disk(folder: Path, size: int, filesystem: str) -> Iterator[None]:
+    """An ext4 or tmpfs of its own at this new folder, `size` bytes large at most.
 
     Unmounted and removed at the end, whatever is in it: a million files are not deleted one by one.
     """
     folder.mkdir()
     image = folder.with_name(f"{folder.name}.img")
-    with image.open("wb") as file:
-        file.truncate(size)
+    inodes = size // 4096
     try:
-        subprocess.run(["mkfs.ext4", "-qF", "-m", "0", "-N", str(size // 4096), str(image)], check=True)
-        subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
+        if filesystem == "tmpfs":
+            _run("mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", str(folder))
+        else:
+            with image.open("wb") as file:
+                file.truncate(size)
+            _run("mkfs.ext4", "-qF", "-m", "0", "-N", str(inodes), str(image))
+            _run("mount", "-o", "loop", str(image), str(folder))
         try:
             folder.chmod(0o700)
             yield
         finally:
             until(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0, "the unmounting")
     finally:
-        image.unlink()
+        image.unlink(missing_ok=True)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
 
 
 def job_of(number: int, stream: str) -> Job:

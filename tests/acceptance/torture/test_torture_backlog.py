@@ -105,11 +105,12 @@ def compare(
 
 
 @pytest.mark.needs("root", "loop", "linux")
+@pytest.mark.parametrize("filesystem", ["ext4", "tmpfs"])
 @pytest.mark.parametrize(("count", "seconds"), short_and_long((50_000, 10), (1_000_000, 60), timeout=1800))
 def test_a_folder_with_a_million_jobs_is_worked_like_one_with_a_thousand(
-    tmp_path: Path, count: int, seconds: float
+    tmp_path: Path, filesystem: str, count: int, seconds: float
 ) -> None:
-    """T18 and C43, a folder."""
+    """T18 and C43, a folder: on a disk, and where a disk has no part in it."""
     disk = tmp_path / "disk"
 
     def make(name: str) -> Estate:
@@ -118,8 +119,14 @@ def test_a_folder_with_a_million_jobs_is_worked_like_one_with_a_thousand(
         QueueKit(str(estate.root)).close()
         return estate
 
-    with own_disk(disk, max(2**30, 6000 * count)):
-        compare("a folder", make, lambda estate, numbers: fill_folder(estate.root / "new", numbers), count, seconds)
+    with own_disk(disk, max(2**30, 6000 * count), filesystem):
+        compare(
+            f"a folder on {filesystem}",
+            make,
+            lambda estate, numbers: fill_folder(estate.root / "new", numbers),
+            count,
+            seconds,
+        )
 
 
 @pytest.mark.parametrize(("count", "seconds"), short_and_long((50_000, 10), (1_000_000, 60), timeout=1800))

@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from backlog import fill_folder
 from databases import DatabaseEstate
 from lengths import short_and_long
 from machine import endure
 from pool import Estate, Pool, until
+
+from queuekit import QueueKit
 
 POLL = 0.2
 MOST_DELAY = POLL + 0.5
@@ -172,8 +175,13 @@ def test_jobs_in_a_new_folder_start_at_once(tmp_path: Path, dice: random.Random,
 @pytest.mark.needs("root", "linux")
 @pytest.mark.parametrize("rounds", short_and_long(10, 300))
 def test_an_overflow_hides_no_job(tmp_path: Path, dice: random.Random, rounds: int) -> None:
-    """T13: a queue of 16 events. What arrives last while the stream process stands still is told by none of them."""
+    """T13: a queue of 16 events. What arrives last while the stream process stands still is told by none of them.
+
+    Nor is it found by the way: with so many jobs of another stream, new/ is not listed without a reason.
+    """
     with an_estate(tmp_path) as estate:
+        QueueKit(str(estate.root)).close()
+        fill_folder(estate.root / "new", range(50_000), "another")
         with short_event_queue(16):
             pool = estate.start()
             until(pool.is_working(), "the pool")

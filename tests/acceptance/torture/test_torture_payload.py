@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -167,3 +168,4 @@ def test_payloads_of_every_size_arrive_whole_or_are_refused(
         f" {len(waits)} small jobs beside them waited at most {max(waits):.3f} s"
     )
     assert max(waits) < MOST_LATENCY
+    shutil.rmtree(tmp_path)  # some GB
