@@ -43,14 +43,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class PowerDisk:
     """The disk. `folder`: where it is mounted; `cuts`: how many there were."""
 
-    def __init__(self, folder: Path, device: str, boot_id: Path) -> None:
+    def __init__(self, folder: Path, image: Path, boot_id: Path) -> None:
         self.folder = folder
         self.cuts = 0
-        self._device = device
+        self._image = image
         self._boot_id = boot_id
 
     def mount(self) -> None:
-        subprocess.run(["mount", "-t", "ext4", self._device, str(self.folder)], check=True)
+        """On a loop device of its own: one that was open before would remember what the disk has never got."""
+        subprocess.run(["mount", "-t", "ext4", "-o", "loop", str(self._image), str(self.folder)], check=True)
+        errors = (self._known / "errors_count").read_text()
+        assert int(errors) == 0, "the disk itself is damaged, which no power cut does to an ext4"
+
+    @property
+    def _known(self) -> Path:
+        """What the kernel shows of the mounted filesystem, by the name of its device."""
+        number = self.folder.stat().st_dev
+        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+        return Path("/sys/fs/ext4", device.name)
 
     def cut(self) -> None:
         """The power is gone."""
@@ -84,7 +94,7 @@ class PowerDisk:
 
     def unmount(self) -> None:
         """Returns when the kernel has let go of it, so that the next mount reads everything anew."""
-        known = Path("/sys/fs/ext4", Path(self._device).name)
+        known = self._known
         end = time.monotonic() + PATIENCE
         while subprocess.run(["umount", str(self.folder)], check=False, capture_output=True).returncode:
             assert time.monotonic() < end, f"somebody still uses {self.folder}"
@@ -99,8 +109,8 @@ def power_disk(folder: Path, *, megabytes: int = 64) -> Iterator[PowerDisk]:
     """Make one and mount it at this folder, which must not exist; nothing of it is left at the end."""
     boot_id = folder.with_name(f"{folder.name}.boot")
     folder.mkdir()
-    with _own_mounts(), _image(megabytes) as image, _loop_device(image) as device:
-        disk = PowerDisk(folder, device, boot_id)
+    with _own_mounts(), _image(megabytes) as image:
+        disk = PowerDisk(folder, image, boot_id)
         disk.boot()
         subprocess.run(["mount", "--bind", str(boot_id), BOOT_ID], check=True)
         disk.mount()
@@ -112,6 +122,7 @@ def power_disk(folder: Path, *, megabytes: int = 64) -> Iterator[PowerDisk]:
             disk.unmount()
             subprocess.run(["umount", BOOT_ID], check=True)
             disk.boot()
+        subprocess.run(["e2fsck", "-fn", str(image)], check=True, capture_output=True)
 
 
 @contextmanager
@@ -121,21 +132,8 @@ def _image(megabytes: int) -> Iterator[Path]:
         image = Path(folder, "disk.img")
         with image.open("wb") as file:
             file.truncate(megabytes * 2**20)
-        subprocess.run(["mkfs.ext4", "-qF", "-m", "0", str(image)], check=True)
+        subprocess.run(["mkfs.ext4", "-qF", "-m", "0", "-E", "lazy_itable_init=0", str(image)], check=True)
         yield image
-
-
-@contextmanager
-def _loop_device(image: Path) -> Iterator[str]:
-    """Detached as soon as nobody has it open or mounted, also when this process is killed."""
-    made = subprocess.run(["losetup", "-f", "--show", str(image)], check=True, capture_output=True, text=True)
-    device = made.stdout.strip()
-    held = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        subprocess.run(["losetup", "-d", device], check=True)
-        yield device
-    finally:
-        os.close(held)
 
 
 @contextmanager
