@@ -6,7 +6,6 @@ import itertools
 import random
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from shifted_clock import ShiftedClock
 HERE = Path(__file__).parent
 HOUR, DAY = 3600.0, 86_400.0
 RETRY_SECONDS = 10.0
-LATE_SECONDS = 5.0  # for a machine that is loaded; an hour it is not
+LATE_SECONDS = 10.0  # for a machine that is loaded; an hour it is not
 LONGEST_PAUSE = 30.0  # between two starts of what never got ready
 
 
@@ -51,24 +50,29 @@ class Producer:
 
 
 @pytest.mark.parametrize("rounds", short_and_long(1, 10))
-def test_a_clock_set_back_delays_no_restart_and_no_retry(
-    make_estate: Callable[..., Estate], rounds: int, dice: random.Random
-) -> None:
+def test_a_clock_set_back_delays_no_restart_and_no_retry(tmp_path: Path, rounds: int, dice: random.Random) -> None:
     """C32: set back while one stream is in crash back-off, another one's job waits, and a third's after its crash."""
-    late = [_set_back(make_estate, number, dice.choice((HOUR, DAY))) for number in range(rounds)]
+    late = []
+    for number in range(rounds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with _estate(folder) as estate:
+            late.append(set_back(estate, dice.choice((HOUR, DAY))))
     print(f"C32: {rounds} rounds; the latest retry came {max(late):.2f} s late, in real seconds")
 
 
-def _set_back(make_estate: Callable[..., Estate], number: int, step: float) -> float:
-    """One round; how late the retry was."""
-    estate = make_estate(
+def _estate(folder: Path) -> Estate:
+    return Estate(
+        folder,
         {"encode": {}, "dreaming": {"handler": "fragile:act"}, "import": {"max_crashes": 50}},
         handlers={"path": [str(HERE), str(HERE.parent)]},
         defaults={"retries": 50, "backoff": f"{RETRY_SECONDS:g}s", "max_backoff": f"{RETRY_SECONDS:g}s"},
     )
-    (estate.folder / "mended").unlink(missing_ok=True)
-    estate.history.write_text("")
-    clock = ShiftedClock(estate.folder / f"clock-{number}")
+
+
+def set_back(estate: Estate, step: float) -> float:
+    """One round, with a step of so many seconds; how many seconds late the retry was."""
+    clock = ShiftedClock(estate.folder / "clock")
     producer = Producer(estate, clock, "encode")
     pool = estate.start(before=clock.before)
     until(pool.is_working("encode", "import"), "the streams")
@@ -79,26 +83,26 @@ def _set_back(make_estate: Callable[..., Estate], number: int, step: float) -> f
         until(lambda pid=pid: pool.stream_pid("import") != pid, "its restart")
     estate.kill(pool.stream_pid("import"))
     before = [producer.send() for _ in range(5)]
-    retried = producer.send('{"do": "raise", "until": 1}')
+    retried = producer.send(f'{{"do": "retry", "after": {RETRY_SECONDS}, "until": 1}}')
     until(lambda: len(estate.files("later")) == 1, "the retry's waiting")
     tries = len(estate.notes("import"))
     clock.step(-step)
     after = [producer.send() for _ in range(5)]
     stepped = time.monotonic()
     until(pool.is_working("import"), "the restart of the one that died", patience=2 + LATE_SECONDS)
-    until(lambda: len(estate.notes("import")) > tries, "the next try", patience=LONGEST_PAUSE + LATE_SECONDS)
+    until(lambda: len(estate.notes("import")) > tries, "the next try", patience=2 * LONGEST_PAUSE)
     (estate.folder / "mended").touch()
     dreamt = estate.send("dreaming")
     until(estate.finished(retried), "the retry", patience=RETRY_SECONDS + LATE_SECONDS)
     until(estate.finished(*before, *after), "the other jobs")
-    until(estate.finished(dreamt), "a job of the one that was mended", patience=LONGEST_PAUSE + LATE_SECONDS)
+    until(estate.finished(dreamt), "a job of the one that was mended", patience=2 * LONGEST_PAUSE)
     producer.close()
     assert pool.stop() == 0
-    assert "Traceback" not in "".join(line for line in pool.log.splitlines() if "no luck" not in line)
+    assert "Traceback" not in pool.log
     first, second = estate.runs()[retried]
     assert first.end is None
     waited = second.start - first.start
-    assert RETRY_SECONDS / 2 - 0.1 <= waited <= RETRY_SECONDS + LATE_SECONDS
+    assert RETRY_SECONDS - 0.1 <= waited <= RETRY_SECONDS + LATE_SECONDS
     assert stepped < second.start
     assert len(set(producer.ids)) == len(producer.ids)
     assert all(earlier < later for earlier, later in itertools.pairwise(producer.stamps)), producer.stamps
