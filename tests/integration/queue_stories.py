@@ -448,7 +448,12 @@ def _end_session(q: QueueBackend) -> Act:
         q.write(job(id))
     lease = _held(q)
     session = q.drain_available(STREAM, lease=lease)[0].session_id
-    return lambda: q.complete_session(session, DONE, lease=lease)
+
+    def end() -> None:
+        if q.complete_session(session, DONE, lease=lease) < 2:
+            raise NotTaken("they have ended, or are nobody's claims any more")
+
+    return end
 
 
 def _open(q: QueueBackend) -> Act:
@@ -547,6 +552,7 @@ MAY_FIND_IT_DONE = {
     "finish a retry that was cut off",
     "prune",
     "quarantine",
+    "end a session",
 }
 """A second try of these finds that the first one had been done but for its last sync, and says so."""
 SAYS_DONE = (IllegalTransition, JobNotFound, NotTaken)

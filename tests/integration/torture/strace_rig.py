@@ -35,7 +35,7 @@ CHANGING = (
     "fchmod", "utimensat",
 )
 LOOKING = (
-    "stat", "lstat", "newfstatat", "fstat", "statx", "access", "faccessat", "getdents64", "read", "pread64", "fcntl",
+    "stat", "lstat", "newfstatat", "fstat", "statx", "access", "faccessat", "getdents64", "read", "pread64",
 )
 # fmt: on
 SYNCS = frozenset({"fsync", "fdatasync", "syncfs"})
@@ -62,6 +62,11 @@ class Call:
 
     site: Site
     line: str
+
+    @property
+    def unlocks(self) -> bool:
+        """Whether it gives up a lock of a part of a file, which the kernel never refuses."""
+        return "F_UNLCK" in self.line
 
     @property
     def struck(self) -> bool:
@@ -114,14 +119,13 @@ def fail_once(site: Site, error: str) -> list[str]:
 def fail_from(sites: Sequence[Site], start: int, error: str, names: Sequence[str]) -> list[str]:
     """The call at this place of the act fails, and so does every later one of any of these names.
 
-    Of `EINTR`, and of `fcntl`, ten in a row: Python repeats most calls until that does not come, and SQLite takes every
-    error of a lock for somebody else's lock, which it waits for ten seconds long.
+    Of `EINTR` ten in a row: Python repeats most calls until it does not come.
     """
     made = Counter(site.name for site in sites[:start])
     together: dict[str, list[str]] = {}
     for name in names:
         first = made[name] + 1
-        rest = f"..{first + 9}" if error == "EINTR" or name == "fcntl" else "+"
+        rest = f"..{first + 9}" if error == "EINTR" else "+"
         together.setdefault(f"{first}{rest}", []).append(f"?{name}")
     return [f"{','.join(each)}:error={error}:when={which}" for which, each in together.items()]
 
