@@ -13,6 +13,7 @@ import pty
 import re
 import select
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -212,6 +213,27 @@ def on_terminal(estate: Estate, *words: str) -> bytes:
         process.wait(PATIENCE)
         os.close(ours)
     return drawn
+
+
+def test_what_another_program_has_put_into_a_table_stops_no_command(tmp_path: Path) -> None:
+    """Not even a stream that can have no lease, nor an id that no port would take."""
+    with DatabaseEstate(tmp_path, f"sqlite:{tmp_path}/jobs.db", {"encode": {}}) as estate:
+        estate.queue.send_batch([make_job("one"), make_job("two"), make_job("three")])
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as other, other:
+            other.execute("UPDATE queuekit_jobs SET stream_id = ? WHERE id = 'one'", (f"a/b{EVIL}",))
+            other.execute("UPDATE queuekit_jobs SET id = ? WHERE id = 'two'", (f"../two{EVIL}",))
+        for words in (
+            ["status"],
+            ["top"],
+            ["jobs"],
+            ["jobs", "--json"],
+            ["doctor"],
+            ["fsck"],
+            ["show", f"../two{EVIL}"],
+        ):
+            check_plain(said(estate, *words))
+        told = json.loads(said(estate, "status", "--json"))
+        assert {stream["name"] for stream in told["streams"]} == {"encode", f"a/b{EVIL}"}
 
 
 # -- logs

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 
-from queuekit import QueueKit
+from queuekit import InvalidIdentifier, QueueKit
 from queuekit.ids import safe_stream
 from queuekit.lease import FOLDER, Record
 from workerpool.cli.pools import is_stopped
@@ -31,8 +31,14 @@ class Holder:
 
 
 def holder_of(queue: QueueKit, root: str | None, stream: str) -> Holder | None:
-    """The holder of a stream's lease, stale or not; None when there is none. `root`: of a store that is a folder."""
-    lease = queue.lease(stream)
+    """The holder of a stream's lease, stale or not; None when there is none. `root`: of a store that is a folder.
+
+    There is none for a stream whose name no lease can have: another program has put its jobs into a database.
+    """
+    try:
+        lease = queue.lease(stream)
+    except InvalidIdentifier:
+        return None
     record = Record(lease.holder() or "", 0.0) if root is None else _record(root, stream)
     if record is None or not record.owner:
         return None
