@@ -355,6 +355,10 @@ class QueueBackend(abc.ABC):
     def pending_count(self, stream: str | None = None) -> int:
         """How many are pending."""
 
+    def pending_portions(self, stream: str | None = None) -> Iterator[int]:
+        """The same, counted bit by bit: how many there are so far; the last is the count."""
+        yield self.pending_count(stream)
+
     @abc.abstractmethod
     def in_flight_count(self, stream: str | None = None) -> int:
         """How many are claimed and not ended."""

@@ -34,7 +34,7 @@ from queuekit.lease import DEFAULT_TTL
 from queuekit.lifecycle import State
 from queuekit.locks import PATIENCE_SECONDS
 from queuekit.status import ObservationStatus, check_terminal
-from queuekit.telemetry import LatencyBox, QueueLatencyWindowBox, is_enabled, report_queue_stats
+from queuekit.telemetry import LatencyBox, QueueLatencyWindowBox, report_in_portions
 
 REPORT_INTERVAL = 30.0
 POLL_SECONDS = 0.2
@@ -162,38 +162,31 @@ class QueueKit:
         One session for the call. Without `lease` it raises `LeaseLost` while somebody else holds the stream's.
         """
         claimed, report = self.drain_and_report_later(stream, limit, lease=lease)
-        report()
+        for _ in report:
+            pass
         return claimed
 
     def drain_and_report_later(
         self, stream: str | None = None, limit: int | None = None, *, lease: Lease | None = None
-    ) -> tuple[list[Claimed], Callable[[], None]]:
-        """The same, with what tells telemetry of it: to be called when the jobs are on their way.
+    ) -> tuple[list[Claimed], Iterator[None]]:
+        """The same, with what tells telemetry of it: to be gone through, bit by bit, when the jobs are on their way.
 
         A report counts what is pending, which takes a second where that is a million.
         """
         begun = time.monotonic()
         claimed = self.backend.drain_available(stream, limit, lease=lease)
-        latency_ms = (time.monotonic() - begun) * 1000
-
-        def report() -> None:
-            if is_enabled():
-                self._report(stream, claimed, latency_ms)
-
-        return claimed, report
-
-    def _report(self, stream: str | None, claimed: Sequence[Claimed], latency_ms: float) -> None:
-        report_queue_stats(
+        report = report_in_portions(
             self.latency,
             estate=self.estate,
             stream=stream,
             drained=len(claimed),
-            latency_ms=latency_ms,
+            latency_ms=(time.monotonic() - begun) * 1000,
             oldest_ms=min((each.job.submitted_at.physical_time for each in claimed), default=None),
-            depth=lambda: self.backend.pending_count(stream),
+            count=lambda: self.backend.pending_portions(stream),
             now=time.time(),
             interval=self._report_interval,
         )
+        return claimed, report
 
     def watch(
         self,

@@ -17,7 +17,7 @@ The adapters are files of their own, imported by name: `queuekit.telemetry.prome
 from queuekit.telemetry.hook import Hook, ReportHook, fan_out, install, is_enabled, set_enabled
 from queuekit.telemetry.log_hook import log_hook
 from queuekit.telemetry.metric import Metric
-from queuekit.telemetry.report import report_queue_stats
+from queuekit.telemetry.report import report_in_portions, report_queue_stats
 from queuekit.telemetry.window import LatencyBox, QueueLatencyWindow, QueueLatencyWindowBox
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "install",
     "is_enabled",
     "log_hook",
+    "report_in_portions",
     "report_queue_stats",
     "set_enabled",
 ]

@@ -6,7 +6,7 @@ gate off? nothing at all  ->  count, sample  ->  due? no: done  ->  read the dep
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 
 from queuekit.errors import QueueError
 from queuekit.telemetry.hook import emit, gate
@@ -37,6 +37,37 @@ def report_queue_stats(
 
     While telemetry is off, nothing is read or recorded.
     """
+    portions = report_in_portions(
+        box,
+        estate=estate,
+        stream=stream,
+        drained=drained,
+        latency_ms=latency_ms,
+        oldest_ms=oldest_ms,
+        count=lambda: iter((depth(),)),
+        now=now,
+        interval=interval,
+    )
+    for _ in portions:
+        pass
+
+
+def report_in_portions(
+    box: LatencyBox,
+    *,
+    estate: str,
+    stream: str | None,
+    drained: int,
+    latency_ms: float,
+    oldest_ms: int | None,
+    count: Callable[[], Iterator[int]],
+    now: float,
+    interval: float = 30.0,
+) -> Iterator[None]:
+    """The same as something to go through, a portion of the counting at each step: a long queue takes a second.
+
+    `count`: begins to count what is pending, and says how many it has come to so far; the last is the depth.
+    """
     if not gate.enabled:
         return
     tag = stream or ""
@@ -45,10 +76,11 @@ def report_queue_stats(
     p50_ms, p95_ms, should_emit = box.sample(latency_ms, now, interval, tag)
     if not should_emit:
         return
+    depth = yield from _counted(count)
     facts = QueueFacts(
         estate=estate,
         stream=tag,
-        depth=_read(depth),
+        depth=depth,
         drained=box.take_drained(tag),
         p50_ms=p50_ms,
         p95_ms=p95_ms,
@@ -58,9 +90,12 @@ def report_queue_stats(
     emit(queue_metrics(facts))
 
 
-def _read(depth: Callable[[], int]) -> int | None:
+def _counted(count: Callable[[], Iterator[int]]) -> Generator[None, None, int | None]:
+    depth = 0
     try:
-        return depth()
+        for depth in count():  # noqa: B007  the last one is what was wanted
+            yield
+        return depth
     except (QueueError, OSError) as error:
         log.debug("the depth of the queue could not be read: %s", error)
         return None

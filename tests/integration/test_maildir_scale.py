@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from queuekit.backends.maildir import drain, layout, lookahead
+from queuekit.backends.maildir import census, drain, layout, lookahead
 from queuekit.backends.maildir.backend import FilesystemBackend
+from queuekit.facade import QueueKit
 from queuekit.lease import DrainLease
+from queuekit.telemetry import Metric, install, set_enabled
 from queuekit.testing.faults import FaultyOps
 from queuekit.testing.jobs import FAR_MS, ids_of, make_job, make_jobs
 from queuekit.wire import encode_job
@@ -191,3 +193,35 @@ def test_whose_jobs_there_are_can_be_told_without_going_through_a_backlog(
     assert len(queue.streams(at_most=10)) == 10
     assert len(seen) == 10
     assert len(queue.streams()) == 50
+
+
+def test_a_backlog_is_counted_in_portions(queue: FilesystemBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "_PORTION", 10)
+    fill(queue, "new", 25, STREAM)
+    fill(queue, "new", 5, "another")
+    *portions, count = queue.pending_portions(STREAM)
+    assert len(portions) >= 3
+    assert portions == sorted(portions)
+    assert count == queue.pending_count(STREAM) == 25
+    assert list(queue.pending_portions("a third"))[-1] == 0
+
+
+def test_a_report_is_emitted_once_everything_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it before somebody goes through it: whoever claimed has better things to do first."""
+    monkeypatch.setattr(census, "_PORTION", 10)
+    seen: list[Metric] = []
+    with QueueKit(str(tmp_path / "spool"), durability="none") as kit:
+        kit.send_batch(make_jobs(25))
+        install(seen.append)
+        set_enabled(True)
+        try:
+            claimed, report = kit.drain_and_report_later(STREAM, 1)
+            assert len(claimed) == 1
+            assert next(report, "over") is None
+            assert next(report, "over") is None
+            assert seen == []
+            assert list(report)[-1:] == [None]
+            assert [each.value for each in seen if each.name == "queue.depth"] == [24.0]
+        finally:
+            install(None)
+            set_enabled(False)

@@ -7,7 +7,9 @@ results, a few more jobs are run and then none: each of them would run again if 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Iterator
 
 from queuekit import LeaseLost, QueueError
 from workerpool.outcome import Result
@@ -17,6 +19,8 @@ from workerpool.stream.desk import STORE_ERRORS, Desk
 from workerpool.stream.state import Slot, Unit
 
 _MOST_UNSETTLED = 100
+_TELLING_SECONDS = 0.02
+_TOLD = object()
 _log = logging.getLogger("workerpool.stream")
 
 
@@ -27,7 +31,7 @@ class Claiming:
         self._desk = desk
         self._arrivals = arrivals
         self._trouble = desk.troubles.new("claiming jobs", _log)
-        self._untold: list[Callable[[], None]] = []
+        self._untold = deque[Iterator[None]]()
         self._growing: Unit | None = None
         self._full_at = 0.0
 
@@ -41,15 +45,19 @@ class Claiming:
             self._assign(now)
 
     def report(self) -> None:
-        """Tell telemetry of what was claimed: after it was handed over, since a long queue takes a while to count."""
-        for tell in self._untold:
-            tell()
-        self._untold.clear()
+        """Tell telemetry of what was claimed: after it was handed over, and for a moment only in each turn.
+
+        A long queue takes a while to count.
+        """
+        until = time.monotonic() + _TELLING_SECONDS
+        while self._untold and time.monotonic() < until:
+            if next(self._untold[0], _TOLD) is _TOLD:
+                self._untold.popleft()
 
     def next(self, now: float) -> float | None:
         """When something is to be claimed or handed over that no event announces."""
         desk = self._desk
-        times: list[float] = []
+        times = [now] if self._untold else []
         if desk.roster.waiting and desk.roster.free and self._may_assign:
             times.append(self._full_at if self._waits_to_fill() else now)
         if self._may_claim and desk.roster.room:

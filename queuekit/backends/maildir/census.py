@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterator
 
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.keep import Keeper
@@ -19,6 +20,7 @@ from queuekit.lifecycle import State
 from queuekit.wire import decode_signal
 
 _SIGNAL_BYTES = 2**20
+_PORTION = 10_000  # names, which take some 10 ms
 
 
 class Census:
@@ -32,8 +34,16 @@ class Census:
 
     def pending_count(self, stream: str | None) -> int:
         """Regular files in new/ that are jobs of the stream, as far as can be told."""
-        new = self._mount.new
-        return self._ownership.count(new, self._mount.each_name(new), stream)
+        return max(self.pending_portions(stream))
+
+    def pending_portions(self, stream: str | None) -> Iterator[int]:
+        """The same, counted bit by bit: how many there are so far."""
+        new, count = self._mount.new, 0
+        names = self._mount.each_name(new)
+        while portion := list(itertools.islice(names, _PORTION)):
+            count += self._ownership.count(new, portion, stream)
+            yield count
+        yield count
 
     def in_flight_count(self, stream: str | None) -> int:
         """Jobs in cur/, and those on their way there by a newer port's claim."""
