@@ -339,7 +339,7 @@ class Pool:
         for path, _ in find_boards(self.estate.boards):
             try:
                 board = Board.attach(path)
-            except BoardError:  # a stranger's file
+            except (BoardError, FileNotFoundError):  # a stranger's file, or one that was swept just now
                 continue
             try:
                 if board.header.pid == self.pid:
