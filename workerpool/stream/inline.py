@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -145,11 +146,14 @@ class Inline:
     def _run(self, handler: Handler, config: StreamConfig, unit: Unit, lease: Lease) -> list[Message]:
         limits = Limits(soft=config.soft_timeout, hard=config.timeout)
         items = [self._item(claimed, lease) for claimed in unit.claims]
+        own_pid = os.getpid()
         self._row.start_batch(unit.job_ids) if config.batch_size > 1 else self._row.start_job(unit.job_ids[0])
         if config.batch_size > 1:
             results = run_batch(handler, items, self._surroundings, limits)
         else:
             results = [run_job(handler, items[0], self._surroundings, limits)]
+        if os.getpid() != own_pid:  # a handler has forked and let the child return: it must not work the stream, too
+            os._exit(0)
         self._put_back_standard()
         done = sum(result.kind is ResultKind.SUCCESS for result in results)
         self._row.end_job(done=done, failed=len(results) - done)

@@ -93,12 +93,17 @@ def tree() -> None:
     time.sleep(1000)
 
 
+def twice() -> None:
+    """A child that comes back from the handler, as if it were the worker."""
+    os.fork()
+
+
 def flight() -> None:
     """One that forks and ends, again and again: whoever looks sees another process each time."""
     subprocess.Popen([sys.executable, "-S", "-c", FLIGHT], start_new_session=True)
 
 
 WAYS: dict[str, Callable[[], None]] = {
-    way.__name__: way for way in (in_the_group, dead_child, own_group, own_session, deaf, daemon, tree, flight)
+    way.__name__: way for way in (in_the_group, dead_child, own_group, own_session, deaf, daemon, tree, twice, flight)
 }
 ENDS = ("return", "raise", "die", "hang")

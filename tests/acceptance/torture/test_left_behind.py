@@ -57,7 +57,7 @@ class Zombies:
         self.longest = max([self.longest, *(now - since for since in self._since.values())])
 
 
-@pytest.mark.parametrize(("jobs", "kills"), short_and_long((64, 6), (3_200, 200), timeout=7200))
+@pytest.mark.parametrize(("jobs", "kills"), short_and_long((72, 6), (3_240, 200), timeout=7200))
 def test_nothing_that_handlers_leave_stays(
     make_estate: Callable[..., Estate], dice: random.Random, jobs: int, kills: int
 ) -> None:
@@ -85,6 +85,20 @@ def test_nothing_that_handlers_leave_stays(
     )
     assert zombies.longest < ZOMBIE_SECONDS
     estate.check_settled(sent)
+
+
+@pytest.mark.parametrize("way", sorted(leaving.WAYS))
+def test_nothing_that_an_inline_handler_leaves_outlives_the_pool(make_estate: Callable[..., Estate], way: str) -> None:
+    """T12, with no worker between the handler and its stream's process."""
+    keys = {"handler": "leaving:leave", "workers": 0}
+    estate = make_estate({"encode": keys}, handlers={"path": [str(HERE), str(HERE.parent)]})
+    pool = estate.start()
+    jobs = [estate.send(way=way, end="return") for _ in range(3)]
+    until(estate.finished(*jobs), "the jobs")
+    assert pool.stop() == 0
+    assert '"level": "error"' not in pool.log
+    until(lambda: not estate.processes(), "the end of all that was left", GONE_SECONDS)
+    estate.check_settled(jobs)
 
 
 # -- as the first process of a container
