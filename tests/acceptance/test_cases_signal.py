@@ -27,7 +27,8 @@ few_or_many = pytest.mark.parametrize(
 # -- C24
 
 CHATTY = """
-import logging, threading
+import logging, threading, time
+import psutil
 import acting
 from acting import act
 
@@ -42,7 +43,7 @@ def chat():
 
 
 threading.Thread(target=chat, daemon=True).start()
-acting.note("import")
+acting.note("import", time.time() - psutil.Process().create_time())
 """
 
 
@@ -50,7 +51,7 @@ acting.note("import")
 def test_a_handler_whose_module_logs_in_a_thread_hangs_no_worker(
     make_estate: Callable[..., Estate], count: int
 ) -> None:
-    """C24, T24: no process with such a thread is ever forked from; every worker gets ready and runs its job within 5 s.
+    """C24, T24: no process with such a thread is ever forked from; each worker is ready within 5 s, and runs its job.
 
     Forked from a process that logs so, nearly all of them would hang at their first line.
     """
@@ -58,13 +59,14 @@ def test_a_handler_whose_module_logs_in_a_thread_hangs_no_worker(
     (estate.folder / "chatty.py").write_text(CHATTY.format(file=os.devnull))
     sent = estate.send_many(count)
     pool = estate.start()
-    waits = []
     for job in sent:
-        begun = time.monotonic()
-        until(estate.finished(job), "the next job", patience=5 + 5 * (job == sent[0]))
-        waits.append(time.monotonic() - begun)
+        until(estate.finished(job), "the next job")
     assert pool.stop() == 0
-    print(f"T24: {count} workers with a busy logging thread, the slowest ready and done in {max(waits):.2f} s")
+    slowest = max(float(facts[2]) for facts in estate.notes("import"))
+    print(
+        f"T24: {count} workers with a busy logging thread, the slowest has its handler {slowest:.2f} s after its fork"
+    )
+    assert slowest < 5
     assert len({run.pid for (run,) in estate.runs().values()}) == count
     estate.check_settled(sent)
 
