@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 
-SIZE = 16_384  # some MB; a listing of a million names costs what a thousand jobs do
+SIZE = 32_768  # some MB; a listing of a million names costs what a thousand jobs do
 _END = "\U0010ffff"  # no name is behind it
 
 
