@@ -189,7 +189,7 @@ def seconds_of_a_start(estate: Estate, *streams: str) -> float:
     """How long a pool of this estate needs here and now until all these streams work; it is stopped again."""
     begun = time.monotonic()
     pool = estate.start()
-    until(pool.is_working(*streams), "the pool")
+    until(pool.is_working(*streams), "the pool", patience=120)
     took = time.monotonic() - begun
     assert pool.stop() == 0
     return took
