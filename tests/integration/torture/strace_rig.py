@@ -39,7 +39,7 @@ LOOKING = (
 )
 # fmt: on
 SYNCS = frozenset({"fsync", "fdatasync", "syncfs"})
-PATIENCE = 60.0  # seconds for one act, whatever the machine has to do besides
+PATIENCE = 100.0  # seconds for one act, whatever the machine has to do besides
 _PREPARE, _ACT, _TELL, _CLOSE = "prepare", "act", "tell", "close"
 _CALL = re.compile(r"^(\w+)\((\d*)")
 Act = Callable[[], object]
