@@ -219,14 +219,14 @@ def test_good_jobs_run_behind_hostile_files_and_nothing_leaves_the_folder(
     with nothing_outside_changes(estate, pools=1):
         stranger.plant(A_ROUND)
         pool = estate.start()
-        until(pool.is_working(*STREAMS), "the pool")
+        until(pool.is_working(*STREAMS), "the pool", patience=120)
         processes = sorted(pool.tree())
         good, delays = [], []
         while stranger.planted < count:
             stranger.plant(A_ROUND)
             sent = time.monotonic()
             jobs = [estate.send(name) for name in STREAMS]
-            until(estate.finished(*jobs), "the ends of good jobs")
+            until(estate.finished(*jobs), "the ends of good jobs", patience=120)
             good += jobs
             delays.append(time.monotonic() - sent)
         assert sorted(pool.tree()) == processes, "a process has died"

@@ -132,7 +132,7 @@ def test_a_storm_of_troubles_loses_and_doubles_nothing(make_estate_on: Make, dic
     """T22: every job ends once, none is run again but by a kill, and no attempt is burnt by what the server did."""
     server, estate = make_estate_on()
     pool = estate.start()
-    until(pool.is_working("alone"), "the pool")
+    until(pool.is_working("alone"), "the pool", patience=LONG)
     storm = Storm(server, estate, pool, dice)
     jobs: list[str] = []
     for _ in range(strikes):
@@ -166,14 +166,14 @@ def test_a_pool_ends_in_time_whatever_has_befallen_its_server(make_estate_on: Ma
         jobs += estate.send_many(40, list(STREAMS), do="sleep", seconds=0.05)
         pool = estate.start()
         before = len(estate.notes("start"))
-        until(lambda before=before: len(estate.notes("start")) > before + dice.randrange(6), "runs", patience=60)
+        until(lambda before=before: len(estate.notes("start")) > before + dice.randrange(6), "runs", patience=LONG)
         befall(server, trouble)
         begun = time.monotonic()
         assert pool.stop(patience=STOP_WITHIN) in {0, 5}
         took[trouble].append(time.monotonic() - begun)
         assert estate.processes() == []
         mend(server, trouble)
-    assert estate.run("--burst", patience=120).code == 0
+    assert estate.run("--burst", patience=LONG).code == 0
     estate.check_settled(jobs)
     assert {estate.status_of(job) for job in jobs} == {"done"}
     longest = ", ".join(f"{trouble} {max(each):.1f} s" for trouble, each in took.items())
@@ -185,7 +185,7 @@ def test_after_each_reconnection_at_most_two_jobs_are_late(make_estate_on: Make,
     """T22: late is a start without the server's word, at the poll; on a slow machine, what is slow there in calm."""
     server, estate = make_estate_on()
     pool = estate.start()
-    until(pool.is_working("alone"), "the pool")
+    until(pool.is_working("alone"), "the pool", patience=LONG)
     jobs, calm = starts_of(estate, 6)
     limit = max(0.25, 3 * max(calm))
     worst_late, worst = 0, 0.0
@@ -193,7 +193,7 @@ def test_after_each_reconnection_at_most_two_jobs_are_late(make_estate_on: Make,
         noticed = silences(pool)
         befall(server, trouble)
         if trouble == "still":
-            until(lambda noticed=noticed: silences(pool) > noticed, "the silence noticed", patience=60)
+            until(lambda noticed=noticed: silences(pool) > noticed, "the silence noticed", patience=LONG)
         mend(server, trouble)
         more, delays = starts_of(estate, 6)
         jobs += more
@@ -219,7 +219,7 @@ def starts_of(estate: DatabaseEstate, count: int) -> tuple[list[str], list[float
     for _ in range(count):
         job = estate.send("alone")
         sent = time.monotonic()
-        until(estate.finished(job), "its end", patience=60)
+        until(estate.finished(job), "its end", patience=LONG)
         jobs.append(job)
         delays.append(estate.runs()[job][0].start - sent)
     return jobs, delays
