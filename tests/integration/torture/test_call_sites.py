@@ -95,6 +95,9 @@ SETTINGS = [
     *(Setting(story, "sqlite in delete mode") for story in (*STORIES, *LIFE_STORIES) if story.name != "make"),
 ]
 
+SYNCING = [each for each in SETTINGS if each.kind == "folder" or each.story.name != "make"]
+"""Not looked at: syncs of a database that is being made, before it has its name; SQLite goes on after some of them."""
+
 
 class Stage:
     """Plays one setting again and again, each time in a new store, and looks at what was left of some at a time."""
@@ -320,6 +323,7 @@ def fail(stage: Stage, where: str, inject: Sequence[str]) -> bool:
     return False
 
 
+@pytest.mark.parametrize("stage", SYNCING, indirect=True, ids=str)
 @pytest.mark.parametrize("share", short_and_long(0.1, 1.0))
 def test_a_failed_sync(stage: Stage, share: float, dice: random.Random) -> None:
     """T8: no act whose sync failed is acknowledged, and no file whose sync failed is synced again as it is, or put in
