@@ -32,6 +32,7 @@ MOST_CPU_POLLING = 0.3
 SLOW = {"watch": {"scan": "60s", "poll": f"{POLL:g}s"}, "lease": {"ttl": "15s"}}
 """A slow look that comes too late to make up for what was missed."""
 STREAMS = {"encode": {"handler": "acting_marked:act"}}
+SLOW_CALLS = 2.0
 LIMITS = Path("/proc/sys/user")
 QUEUED = Path("/proc/sys/fs/inotify/max_queued_events")
 STORES = ["folder", "sqlite"]
@@ -255,6 +256,7 @@ def test_a_job_that_arrives_while_the_watch_is_being_set_up_is_not_overlooked(
 ) -> None:
     """C39, with the moment before and the moment after the call made long: half a second each."""
     trace = tmp_path / "trace"
+    # new/ and later/ are watched, and the pool may be said to work before either is
     inject = "inject=inotify_add_watch:delay_enter=500000:delay_exit=500000"
     slowly = ["strace", "-D", "-f", "-qq", "-o", str(trace), "-e", "trace=inotify_add_watch", "-e", inject]
     with an_estate(tmp_path) as estate:
@@ -268,4 +270,4 @@ def test_a_job_that_arrives_while_the_watch_is_being_set_up_is_not_overlooked(
             until(pool.is_working(), "the pool")
             delays.append(delay_of(estate, job, time.monotonic()))
             assert pool.stop() == 0
-    judge("a slow inotify_add_watch", delays)
+    judge("a slow inotify_add_watch", delays, MOST_DELAY + SLOW_CALLS)
