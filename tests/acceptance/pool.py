@@ -256,7 +256,7 @@ class Estate:
         assert signals <= done | in_flight, f"a signal without its job: {sorted(signals - done - in_flight)[:5]}"
         return collections.Counter(where[0] for where in places.values())
 
-    def check_repeats(self, settling: float = 1.0) -> int:
+    def check_repeats(self, settling: float = 5.0) -> int:
         """Fail unless every run but a job's last was in flight at a kill; returns how many runs were repeats.
 
         In flight is a job from its start until its reply is on disk, at most `settling` seconds after the handler's

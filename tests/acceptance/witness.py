@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from pool import Estate, Run, until
 
-SETTLING = 1.0
-"""So long after its handler's end a job may still be without its record."""
+SETTLING = 5.0
+"""So long after its handler's end a job may still be without its record, on a machine that has no CPU to spare."""
 
 
 @dataclasses.dataclass(frozen=True)

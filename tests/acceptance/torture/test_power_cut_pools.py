@@ -42,7 +42,7 @@ STREAMS = ("encode", "dreaming")
 EPOCH = 6
 """Cuts of one store before it is worked off and a new one is made."""
 MOST_PENDING = 300
-SETTLING = 2.0
+SETTLING = 5.0
 RAISES = b'{"do": "raise", "until": 1}'
 DISCARDS = b'{"do": "discard"}'
 COMMAND = str(Path(sys.executable).with_name("workerpool"))
