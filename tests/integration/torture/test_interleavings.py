@@ -53,7 +53,7 @@ def play_all(
     return count
 
 
-@pytest.mark.parametrize(("share", "step"), short_and_long((0.5, 20), (1.0, 1), timeout=7200))
+@pytest.mark.parametrize(("share", "step"), short_and_long((0.25, 20), (1.0, 1), timeout=7200))
 def test_whatever_is_done_between_two_calls_in_a_folder_the_promise_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dice: random.Random, share: float, step: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_whatever_is_done_between_two_calls_in_a_folder_the_promise_holds(
     print(f"T5, maildir: {dict(play_all(tmp_path, Folder, share, step, dice, pause))}, 0 violations")
 
 
-@pytest.mark.parametrize(("share", "step"), short_and_long((0.1, 10), (0.3, 1), timeout=10_800))
+@pytest.mark.parametrize(("share", "step"), short_and_long((0.05, 10), (0.3, 1), timeout=10_800))
 def test_whatever_is_done_between_two_statements_in_sqlite_the_promise_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dice: random.Random, share: float, step: int
 ) -> None:
