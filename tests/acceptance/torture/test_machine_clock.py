@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from lengths import short_and_long
 from pool import Estate, until
 from watching import LeaseWitness
 
@@ -30,10 +29,9 @@ def clock_set(by_ns: int) -> Iterator[None]:
 
 @pytest.mark.alone
 @pytest.mark.needs("linux", "clock")
-@pytest.mark.parametrize("rounds", short_and_long(1, 2, timeout=300))
-def test_a_step_of_the_machines_clock_takes_no_stream_from_its_holder(
-    make_estate: Callable[..., Estate], rounds: int
-) -> None:
+@pytest.mark.torture  # in the long programme only: what else runs on the machine sees its clock, too
+@pytest.mark.timeout(300)
+def test_a_step_of_the_machines_clock_takes_no_stream_from_its_holder(make_estate: Callable[..., Estate]) -> None:
     """T2, C32: an hour forth, an hour back, with a second pool that waits and a job that waits for its retry."""
     estate = make_estate({STREAM: {"retries": 5}}, lease={"ttl": f"{TTL:g}s"})
     leases = LeaseWitness(estate.root, (STREAM,))
@@ -42,7 +40,7 @@ def test_a_step_of_the_machines_clock_takes_no_stream_from_its_holder(
     until(lambda: any((row := each.row(STREAM)) and row.lease == "standby" for each in (holder, other)), "the other")
     leases.look()
     sent = []
-    for step in (HOUR_NS, -HOUR_NS) * rounds:
+    for step in (HOUR_NS, -HOUR_NS) * 2:
         retried = estate.send(do="retry", after=RETRY_SECONDS, until=1)
         until(lambda: estate.files("later"), "the retry's waiting")
         with clock_set(step):
