@@ -58,4 +58,4 @@ def test_a_step_of_the_machines_clock_takes_no_stream_from_its_holder(make_estat
     assert leases.take_overs == []
     assert (holder.stop(), other.stop()) == (0, 0)
     estate.check_settled(sent)
-    print(f"T2, on the machine's clock: {2 * rounds} steps, 0 take-overs, the retries on time")
+    print("T2, on the machine's clock: 4 steps, 0 take-overs, the retries on time")
