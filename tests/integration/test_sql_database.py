@@ -24,6 +24,7 @@ from postgres import Server
 
 from queuekit.backends.sql import sqlite
 from queuekit.backends.sql.database import Database
+from queuekit.backends.sql.leases import refuse_if_leased_by_file
 from queuekit.backends.sql.postgres import PostgresDatabase
 from queuekit.backends.sql.sqlite import Library, SqliteDatabase
 from queuekit.contract import Watcher
@@ -620,6 +621,20 @@ def test_file_and_folder_are_private_whatever_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
     assert database.folder == str(tmp_path / "store")
     database.close()
+
+
+def test_a_connection_that_may_only_read_is_replaced(sqlite_database: SqliteDatabase) -> None:
+    """SQLite opens a file so that it cannot open for writing at that moment; found by failing its `openat` (T6)."""
+    sqlite_database.run(add(1))
+    sqlite_database.run(lambda connection: connection.exec_driver_sql("PRAGMA query_only = ON"), write=False)
+    sqlite_database.run(add(2))
+    assert numbers(sqlite_database) == [1, 2]
+
+
+def test_a_folder_that_cannot_be_listed_for_leases_is_an_error_of_ours(tmp_path: Path) -> None:
+    """Not one of the system, as it comes: found by failing its `getdents64` (T6)."""
+    with pytest.raises(BackendUnavailable, match=r"cannot list .*: No such file"):
+        refuse_if_leased_by_file(None, str(tmp_path / "gone"))
 
 
 def test_several_may_make_it_at_a_time(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ _BUSY_SECONDS = 0.1  # how long SQLite itself waits for a lock; a fork waits for
 _POLL_SECONDS = 0.05
 
 _BUSY, _LOCKED = 5, 6
-_LOST = frozenset({10, 11, 14, 26})  # IOERR, CORRUPT, CANTOPEN, NOTADB
+_LOST = frozenset({8, 10, 11, 14, 26})
+"""READONLY, IOERR, CORRUPT, CANTOPEN, NOTADB. Read-only may be the connection alone, and for ever: SQLite opens a file
+so when it may not open it for writing at that moment, for want of descriptors, too."""
 
 
 def is_fixed(version: Version) -> bool:
