@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,34 @@ def test_an_interrupt_while_the_command_is_loaded_ends_it_without_a_word(module:
 def test_who_ignores_interrupts_is_not_interrupted() -> None:
     ended = enter("click", signal.SIG_IGN)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+SWALLOWING = """
+import os, signal, sys
+
+class Swallowing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "workerpool.assemble":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                signal.sigtimedwait([], 0)
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Swallowing())
+from workerpool.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_while_a_pool_is_loaded_is_obeyed_whoever_passes_over_exceptions(tmp_path: Path) -> None:
+    """Found as T10's 90th interrupt: it had come in the middle of somebody's code, and the pool worked on."""
+    (tmp_path / "handlers.py").write_text("def work(job):\n    pass\n")
+    config = tmp_path / "config.toml"
+    config.write_text('[store]\nurl = "dir:./spool"\n[streams.encode]\nhandler = "handlers:work"\n')
+    command = [sys.executable, "-c", SWALLOWING, "run", str(config), "--burst"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_nothing_is_loaded_before_the_command_sees_to_interrupts() -> None:

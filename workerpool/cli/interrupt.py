@@ -1,10 +1,27 @@
-"""An interrupt that waits for the end of what must not be done by halves."""
+"""Interrupts that are not raised where they arrive: one that waits for the end of what must not be done by halves, one
+that ends the process."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
+
+
+def end_at_an_interrupt() -> None:
+    """From now on an interrupt ends the process, as TERM does, unless it is ignored.
+
+    One that is raised may come in the middle of code that passes over every exception, and then nothing has come of it.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    # The first process of a container is not ended by a signal that it leaves to the system.
+    signal.signal(signal.SIGINT, _end if os.getpid() == 1 else signal.SIG_DFL)
+
+
+def _end(number: int, _frame: object) -> None:
+    os._exit(128 + number)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from workerpool.cli.interrupt import end_at_an_interrupt
 from workerpool.cli.main import USAGE, ClosedOutput, Refusal
 from workerpool.cli.options import Source, complete_streams, with_source
 
@@ -34,6 +35,7 @@ def run_command(ctx: click.Context, source: Source, only: tuple[str, ...], burst
     """
     if source.path is None:
         raise Refusal("run needs a configuration: `workerpool init DIR` writes one", USAGE)
+    end_at_an_interrupt()  # until the master listens
     config = source.load()
     from workerpool.assemble import run
     from workerpool.process.title import set_title
