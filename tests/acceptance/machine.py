@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,10 +56,19 @@ def check_untouched(estate: Estate, jobs: Collection[str]) -> None:
     estate.check_settled(list(jobs))
 
 
-@contextmanager
-def failing(pid: int, calls: str, error: str) -> Iterator[None]:
+def failing(pid: int, calls: str, error: str) -> AbstractContextManager[None]:
     """These system calls of one process fail with this error meanwhile."""
-    command = ["strace", "-q", "-p", str(pid), "-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"]
+    return _injected(pid, calls, f"error={error}")
+
+
+def slowed(pid: int, calls: str, seconds: float, *options: str) -> AbstractContextManager[None]:
+    """These calls of a process take so much longer meanwhile. `options`: more of strace's, which narrow it down."""
+    return _injected(pid, calls, f"delay_enter={int(seconds * 1e6)}", *options)
+
+
+@contextmanager
+def _injected(pid: int, calls: str, what: str, *options: str) -> Iterator[None]:
+    command = ["strace", "-q", "-p", str(pid), *options, "-e", f"trace={calls}", "-e", f"inject={calls}:{what}"]
     tracer = subprocess.Popen([*command, "-o", os.devnull], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: _is_traced(pid) or tracer.poll() is not None, "the tracer")
@@ -67,7 +76,7 @@ def failing(pid: int, calls: str, error: str) -> Iterator[None]:
         yield
     finally:
         tracer.send_signal(signal.SIGINT)
-        tracer.communicate(timeout=30)
+        tracer.communicate(timeout=60)
 
 
 def _is_traced(pid: int) -> bool:

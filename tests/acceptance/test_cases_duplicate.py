@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pool as pool_module
 import pytest
+from machine import RENAMES, slowed
 from pool import Estate, Pool, until
 
 from queuekit.job import Delivery
@@ -108,7 +109,7 @@ def test_a_rename_to_done_that_takes_longer_than_the_ttl_ends_a_job_once(make_es
         sent.append(job)
         until(estate.started(job), "the run")
         working = next(each for each in (holder, other) if (row := each.row()) is not None and row.lease == "held")
-        with delayed_renames(working.stream_pid(), estate.root / "done", TTL + 2):
+        with slowed(working.stream_pid(), RENAMES, TTL + 2, "-f", "-P", str(estate.root / "done")):
             gate.touch()
             until(estate.finished(job), "the record")
             until(lambda: not estate.count("cur"), "the job's move")
@@ -116,21 +117,6 @@ def test_a_rename_to_done_that_takes_longer_than_the_ttl_ends_a_job_once(make_es
     for job in sent:
         check_one_end(estate, job)
     estate.check_settled(sent)
-
-
-@contextmanager
-def delayed_renames(pid: int, folder: Path, seconds: float) -> Iterator[None]:
-    """Renames that have to do with a folder take so much longer meanwhile."""
-    calls = "rename,renameat,renameat2"
-    command = ["strace", "-q", "-f", "-p", str(pid), "-P", str(folder), "-e", f"trace={calls}"]
-    command += ["-e", f"inject={calls}:delay_enter={int(seconds * 1e6)}", "-o", os.devnull]
-    tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: "TracerPid:\t0" not in Path(f"/proc/{pid}/status").read_text(), "the tracer")
-        yield
-    finally:
-        tracer.send_signal(signal.SIGINT)
-        tracer.wait(30)
 
 
 # -- C84

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from machine import SYNCS, slowed
 from pool import Estate, Pool, prepare, suppressed_end, until
 
 STREAMS = ("encode", "dreaming", "import", "replay")
@@ -153,26 +153,8 @@ def zombies(pids: list[int]) -> set[int]:
     return found
 
 
-@contextmanager
-def slow_syncs(pid: int, seconds: float) -> Iterator[None]:
-    """Every fsync of a process takes so much longer meanwhile; where there is no strace, none does."""
-    if shutil.which("strace") is None:
-        yield
-        return
-    calls = "fsync,fdatasync,syncfs"
-    command = ["strace", "-q", "-p", str(pid), "-e", f"trace={calls}", "-o", os.devnull]
-    command += ["-e", f"inject={calls}:delay_enter={int(seconds * 1e6)}"]
-    tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: "TracerPid:\t0" not in Path(f"/proc/{pid}/status").read_text(), "the tracer")
-        yield
-    finally:
-        tracer.send_signal(signal.SIGINT)
-        tracer.wait(30)
-
-
 @few_or_many
-@pytest.mark.skipif(sys.platform != "linux", reason="tracers are Linux's")
+@pytest.mark.needs("strace")
 def test_dead_children_do_not_stay_zombies_while_syncs_are_slow(
     make_estate: Callable[..., Estate], dice: random.Random, seconds: int
 ) -> None:
@@ -181,7 +163,7 @@ def test_dead_children_do_not_stay_zombies_while_syncs_are_slow(
     pool = estate.start()
     until(pool.is_working(*STREAMS), "the pool")
     seen: dict[int, float] = {}
-    with slow_syncs(pool.pid, 5):
+    with slowed(pool.pid, SYNCS, 5):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             estate.kill(dice.choice(pool.tree()[1:]))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lengths import short_and_long
-from machine import RENAMES, SYNCS, small_disk
+from machine import RENAMES, SYNCS, slowed, small_disk
 from pool import Estate, Pool, suppressed_end, until
 from watching import EndWitness, LeaseWitness, pid_of
 
@@ -21,19 +19,6 @@ from queuekit.backends.maildir.fsck import Severity, examine
 STREAM = "encode"
 JOBS = 3
 SLOW = {"syncs": SYNCS, "renames": RENAMES, "syncs and renames": f"{SYNCS},{RENAMES}"}
-
-
-@contextmanager
-def slowed(pid: int, calls: str, seconds: float) -> Iterator[None]:
-    """These calls of a process take so much longer meanwhile."""
-    command = ["strace", "-q", "-p", str(pid), "-e", f"trace={calls}", "-o", os.devnull]
-    tracer = subprocess.Popen([*command, "-e", f"inject={calls}:delay_enter={int(seconds * 1e6)}"])
-    try:
-        until(lambda: "TracerPid:\t0" not in Path(f"/proc/{pid}/status").read_text(), "the tracer")
-        yield
-    finally:
-        tracer.send_signal(signal.SIGINT)
-        tracer.wait(60)
 
 
 @contextmanager
