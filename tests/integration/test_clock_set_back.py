@@ -18,6 +18,7 @@ from queuekit.testing.jobs import make_job
 
 STREAM = "encode"
 DELAY = 10.0
+TICK = 0.05  # by so much, at most, the kernel stamps a file with a time that is over
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_in_a_folder_when_who_put_it_off_has_died(tmp_path: Path, set_back: Call
         queue.defer("a", now_ms() + int(DELAY * 1000))
     set_back()
     with contextlib.closing(FilesystemBackend(tmp_path / "spool")) as successor:
-        assert DELAY - 5 < wait_of(successor) <= DELAY
+        assert DELAY - 5 < wait_of(successor) <= DELAY + TICK
 
 
 def test_what_a_person_scheduled_waits_for_the_hour_that_was_named(
