@@ -172,7 +172,9 @@ def test_the_first_process_of_a_container_can_be_steered(container: Contained) -
     assert (reloaded.returncode, reloaded.stderr) == (0, "")
     until(lambda: "configuration read anew" in container.pool.log, "the reload")
     stopped = container.workerpool("stop")
-    assert (stopped.returncode, stopped.stderr) == (0, "")
+    # With the first process the kernel ends every other one, this command, too, if it has not been quicker.
+    assert stopped.returncode in {0, -signal.SIGKILL}
+    assert stopped.stderr == ""
     assert container.pool.wait(5) == 0
 
 
