@@ -168,3 +168,9 @@ class LeaseLost(QueueError):
         self.stream = stream
         self.holder = holder
         super().__init__(f"the lease of stream {stream!r} is held by {holder or 'nobody'}")
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The error of the operating system that this one is, or that it was raised for; None when there is none."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return cause if isinstance(cause, OSError) else None

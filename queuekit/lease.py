@@ -35,6 +35,7 @@ from queuekit.locks import PATIENCE_SECONDS, AliveFile, Life, StreamLock, life_o
 from queuekit.private import make_folders
 
 FOLDER = ".workerpool/lease"  # below the queue's root: locks, alive files, take-over counters
+SUFFIX = ".drain.lease"
 DEFAULT_TTL = 15.0
 HEARTBEAT_FRACTION = 3
 FENCE_BITS = 32  # of a run's number, below those of the take-over
@@ -129,7 +130,7 @@ class DrainLease:
     @property
     def path(self) -> str:
         """The lease file."""
-        return os.path.join(self._directory, f"{self._safe}.drain.lease")
+        return os.path.join(self._directory, f"{self._safe}{SUFFIX}")
 
     @property
     def heartbeat_interval(self) -> float:
@@ -253,7 +254,7 @@ class DrainLease:
             raise BackendUnavailable(f"cannot read {self.path}: {error.strerror}") from error
 
     def _write(self, at: float, *, sync: bool = False) -> None:
-        temporary = os.path.join(self._directory, f".{self._safe}.drain.lease.tmp.{self.owner}")
+        temporary = os.path.join(self._directory, f".{self._safe}{SUFFIX}.tmp.{self.owner}")
         _replace(temporary, self.path, Record(self.owner, at).encode(), sync=sync)
 
     def _count_take_over(self) -> int:
@@ -276,14 +277,27 @@ class DrainLease:
                 owner = name.removesuffix(".alive")
                 if owner in {name, self.owner, *owners} or not remove_dead(os.path.join(self._leases, name)):
                     continue
-                for left in (each for each in names if each.endswith(f".drain.lease.tmp.{owner}")):
+                for left in (each for each in names if each.endswith(f"{SUFFIX}.tmp.{owner}")):
                     os.unlink(os.path.join(self._directory, left))
         except OSError as error:  # housekeeping only: the lease is won all the same
             _log.debug("could not tidy %s: %s", self._leases, error)
 
 
+def leased_streams(folder: str) -> list[str]:
+    """The streams with a lease file in this folder, held or not, in order. A name that no lease has is none's.
+
+    Raises `BackendUnavailable` when it cannot be listed.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise BackendUnavailable(f"cannot list {folder}: {error.strerror}") from error
+    streams = sorted(name.removesuffix(SUFFIX) for name in names if _is_lease(name))
+    return [stream for stream in streams if safe_stream(stream) == stream]
+
+
 def _is_lease(name: str) -> bool:
-    return name.endswith(".drain.lease") and not name.startswith(".")
+    return name.endswith(SUFFIX) and not name.startswith(".")
 
 
 def _owner_in(path: str) -> str:

@@ -9,27 +9,22 @@ from __future__ import annotations
 try:
     import os
     import signal
+
+    from workerpool.cli.interrupt import end_at_an_interrupt, end_process
 except KeyboardInterrupt:
     raise SystemExit(130) from None
 
 
 def main() -> None:
     """Load the command and run it; ends the process with the exit code."""
-    is_first = os.getpid() == 1
-    if is_first and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end_process)
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # it may also be ignored, as in the background of a script
-        signal.signal(signal.SIGINT, _end if is_first else signal.SIG_DFL)
+    end_at_an_interrupt()
     from workerpool.cli.main import main as run_command
 
     signal.signal(signal.SIGINT, before)
     run_command()
-
-
-def _end(number: int, _frame: object) -> None:
-    """As if the signal had killed the process; the exit code is a shell's for that."""
-    os._exit(128 + number)
 
 
 if __name__ == "__main__":

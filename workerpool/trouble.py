@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 
+from queuekit.errors import system_error
+
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0  # work goes on soon after a lock is released, or room made
 _QUIET_SECONDS = 5.0
@@ -112,16 +114,11 @@ class Troubles:
 
 def _kind(error: Exception) -> str:
     """What makes two errors the same trouble: the system's reason, whatever file it was met at; else the text."""
-    cause = _cause(error)
+    cause = system_error(error)
     return str(error) if cause is None else f"errno {cause.errno}"
 
 
 def _reason(error: Exception) -> str:
     """The same for people."""
-    cause = _cause(error)
+    cause = system_error(error)
     return str(error) if cause is None else cause.strerror or str(cause)
-
-
-def _cause(error: Exception) -> OSError | None:
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return cause if isinstance(cause, OSError) else None

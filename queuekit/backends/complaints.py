@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from queuekit.errors import system_error
+
 _AGAIN_SECONDS = 60.0
 _MOST = 1_000
 
@@ -37,5 +39,5 @@ class Complaints:
 
 def kind(error: BaseException) -> str:
     """What makes two errors one complaint: the system's reason, at whatever file it was met; else the type."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return f"errno {cause.errno}" if isinstance(cause, OSError) else type(error).__name__
+    cause = system_error(error)
+    return type(error).__name__ if cause is None else f"errno {cause.errno}"

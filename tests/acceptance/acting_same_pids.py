@@ -10,9 +10,21 @@ import os
 import sys
 from pathlib import Path
 
-from pool import Estate, until
+from pool import Estate, Pool, until
 
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+def kill_all(estate: Estate, pool: Pool) -> list[int]:
+    """Kill a pool, all of it, as the init of its namespace; its pids, master first, which are free again."""
+    pids = pool.tree()
+    for pid in pids:
+        estate.kill(pid)
+    pool.wait()
+    for pid in pids[1:]:  # orphans, and this is their init
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    return pids
 
 
 def main(folder: str) -> None:
@@ -22,14 +34,7 @@ def main(folder: str) -> None:
         job = estate.send(do="wait", file=str(gate))
         first = estate.start()
         until(estate.started(job), "the run")
-        tree = first.tree()
-        pids = sorted(tree)
-        for pid in tree:
-            estate.kill(pid)
-        first.wait()
-        for pid in tree[1:]:  # orphans, and this is their init
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        pids = sorted(kill_all(estate, first))
         LAST_PID.write_text(str(pids[0] - 1))
         second = estate.start()
         until(lambda: len(estate.runs()[job]) == 2, "the second run", patience=10)

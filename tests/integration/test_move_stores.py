@@ -374,11 +374,6 @@ def test_a_name_too_long_for_a_folder_is_refused_with_the_job(tmp_path: Path) ->
 # -- databases only
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-
-
 def test_an_id_that_the_database_has_is_refused_and_nothing_changes(url: str, tmp_path: Path) -> None:
     with QueueKit.open(url) as queue, QueueKit(tmp_path / "spool") as spool:
         queue.send(make_job("j", "other"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from children import fork_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,20 +31,8 @@ def box(path: Path) -> SharedLatencyWindowBox:
     return SharedLatencyWindowBox(path)
 
 
-def in_child(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return pid
-
-
 def run(*works: Callable[[], None]) -> None:
-    for pid in [in_child(work) for work in works]:
+    for pid in [fork_child(work) for work in works]:
         assert os.waitpid(pid, 0)[1] == 0
 
 
@@ -56,7 +45,7 @@ def child_that_says_so(work: Callable[[Callable[[], None]], None]) -> Iterator[i
         os.write(writer, b"x")
         signal.pause()
 
-    pid = in_child(lambda: work(say_so))
+    pid = fork_child(lambda: work(say_so))
     os.close(writer)
     try:
         assert os.read(reader, 1) == b"x"
@@ -214,7 +203,7 @@ class TestProcesses:
         def hold_with_a_child(say_so: Callable[[], None]) -> None:
             box = SharedLatencyWindowBox(path)
             with box._locked():
-                child = in_child(signal.pause)
+                child = fork_child(signal.pause)
                 os.write(writer, child.to_bytes(8, "little"))
                 say_so()
 
@@ -283,7 +272,7 @@ class TestAHolder:
                     if turns == 3:
                         os.write(writer, b"x")
 
-            pid = in_child(begin)
+            pid = fork_child(begin)
             os.close(writer)
             os.read(reader, 1)
             os.kill(pid, signal.SIGKILL)

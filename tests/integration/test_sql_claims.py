@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from queuekit.testing.jobs import ids_of, make_job, make_jobs
 STREAM = "encode"
 KEPT = 5
 Open = Callable[[], PersistenceKitBackend]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture

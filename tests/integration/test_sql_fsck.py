@@ -66,10 +66,9 @@ class Place:
         return view
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    scheme = request.param
-    made = Place(f"sqlite:{tmp_path}/jobs.db" if scheme == "sqlite" else request.getfixturevalue("postgres_url"))
+@pytest.fixture
+def place(url: str) -> Iterator[Place]:
+    made = Place(url)
     yield made
     made.queue.close()
 

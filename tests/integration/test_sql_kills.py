@@ -92,9 +92,8 @@ class Store:
         return len(early)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    url = f"sqlite:{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> Iterator[Store]:
     opened = Store(url, tmp_path)
     yield opened
     opened.close()

@@ -33,11 +33,6 @@ TTL = 600.0
 Open = Callable[[], PersistenceKitBackend]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-
-
 def _opener(url: str) -> Iterator[Open]:
     with contextlib.ExitStack() as stack:
         yield lambda: stack.enter_context(contextlib.closing(PersistenceKitBackend(url)))

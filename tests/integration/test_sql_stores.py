@@ -41,11 +41,6 @@ CREATE TABLE queuekit_jobs (
 """The table as another port makes it."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-
-
 @pytest.fixture
 def engine(url: str) -> Iterator[sa.Engine]:
     """The store as its user's own code reaches it."""

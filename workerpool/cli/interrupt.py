@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 
 
 def end_at_an_interrupt() -> None:
-    """From now on an interrupt ends the process, as TERM does, unless it is ignored.
+    """From now on an interrupt ends the process, as TERM does, unless it is ignored, as in the background of a script.
 
     One that is raised may come in the middle of code that passes over every exception, and then nothing has come of it.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
     # The first process of a container is not ended by a signal that it leaves to the system.
-    signal.signal(signal.SIGINT, _end if os.getpid() == 1 else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, end_process if os.getpid() == 1 else signal.SIG_DFL)
 
 
-def _end(number: int, _frame: object) -> None:
+def end_process(number: int, _frame: object) -> None:
+    """A signal's handler: as if the signal had killed the process; the exit code is a shell's for that."""
     os._exit(128 + number)
 
 

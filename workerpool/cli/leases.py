@@ -13,7 +13,7 @@ import time
 
 from queuekit import InvalidIdentifier, QueueKit
 from queuekit.ids import safe_stream
-from queuekit.lease import FOLDER, Record
+from queuekit.lease import FOLDER, SUFFIX, Record
 from workerpool.cli.pools import is_stopped
 
 
@@ -49,7 +49,7 @@ def holder_of(queue: QueueKit, root: str | None, stream: str) -> Holder | None:
 def _record(root: str, stream: str) -> Record | None:
     try:
         fd = os.open(
-            os.path.join(root, f"{safe_stream(stream)}.drain.lease"),
+            os.path.join(root, f"{safe_stream(stream)}{SUFFIX}"),
             os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
         )
     except OSError:

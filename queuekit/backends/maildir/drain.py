@@ -26,9 +26,9 @@ from queuekit.backends.maildir.ownership import Owner, Ownership
 from queuekit.backends.maildir.quarantine import Quarantine
 from queuekit.contract import Lease
 from queuekit.errors import BackendUnavailable, DecodingFailed, LeaseLost, QueueError, RenameFailed
-from queuekit.ids import SessionID, safe_stream
+from queuekit.ids import SessionID
 from queuekit.job import Claimed, Job
-from queuekit.lease import DrainLease
+from queuekit.lease import DrainLease, leased_streams
 
 _log = logging.getLogger("queuekit.maildir")
 _REMEMBERED = 100_000
@@ -115,8 +115,7 @@ class Drainer:
 
     def _refuse_leased(self, stream: str | None) -> None:
         mount = self._mount
-        leased = [stream] if stream is not None else sorted(self._leased_streams())
-        for each in leased:
+        for each in leased_streams(mount.root) if stream is None else [stream]:
             lease = self._looks.get(each)
             if lease is None:  # kept: whether a lease is stale can take several looks to tell
                 lease = self._looks.setdefault(each, DrainLease(mount.root, each, "look"))
@@ -130,15 +129,6 @@ class Drainer:
         except LeaseLost:
             self._claims.drop_stream(lease.stream)
             raise
-
-    def _leased_streams(self) -> set[str]:
-        suffix = ".drain.lease"
-        try:
-            names = os.listdir(self._mount.root)
-        except OSError as error:
-            raise BackendUnavailable(f"cannot list {self._mount.root}: {error.strerror}") from error
-        streams = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        return {stream for stream in streams if stream and safe_stream(stream) == stream}
 
     def _claim_up_to(
         self, limit: int | None, stream: str | None, lease: Lease | None

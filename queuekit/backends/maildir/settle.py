@@ -26,7 +26,7 @@ from queuekit.backends.maildir.ownership import Ownership
 from queuekit.clock import Due
 from queuekit.completion import Completion, SignalFile
 from queuekit.contract import Lease
-from queuekit.errors import BackendUnavailable, DecodingFailed, JobNotFound, LeaseLost, WriteFailed
+from queuekit.errors import BackendUnavailable, DecodingFailed, JobNotFound, LeaseLost, WriteFailed, system_error
 from queuekit.ids import JobID, SessionID, check_identifier
 from queuekit.job import Claimed, Delivery, Job
 from queuekit.status import ObservationStatus, check_terminal
@@ -357,7 +357,8 @@ class Settler:
         try:
             return self._ownership.holds(folder, file, stream, job_name=name)
         except BackendUnavailable as error:
-            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
+            cause = system_error(error)
+            if cause is None or cause.errno != errno.EIO:
                 raise
             message = "a job in flight stays where it is, the disk does not give it: %s"
             self._complaints.say(file, message, error)

@@ -30,9 +30,18 @@ from queuekit.backends.sql import schema
 from queuekit.backends.sql.database import Database
 from queuekit.backends.sql.schema import jobs, leases, sessions
 from queuekit.backends.sql.sightings import Sightings, Stamp
-from queuekit.errors import BackendUnavailable, LeaseLost, WriteFailed
+from queuekit.errors import LeaseLost, WriteFailed
 from queuekit.ids import check_identifier
-from queuekit.lease import DEFAULT_TTL, FENCE_BITS, HEARTBEAT_FRACTION, DrainLease, Record, Verdict, judge
+from queuekit.lease import (
+    DEFAULT_TTL,
+    FENCE_BITS,
+    HEARTBEAT_FRACTION,
+    DrainLease,
+    Record,
+    Verdict,
+    judge,
+    leased_streams,
+)
 from queuekit.locks import AliveFile, Life, life_of, sweep_dead
 
 _MISSED = 2 / HEARTBEAT_FRACTION  # of a ttl: one who could not look for so long may have missed a renewal
@@ -413,21 +422,10 @@ def refuse_if_leased(database: Database, stream: str | None, folder: str) -> Non
 
 def refuse_if_leased_by_file(stream: str | None, folder: str) -> None:
     """The same where lease files decide."""
-    for each in _leased_in(folder) if stream is None else [stream]:
+    for each in leased_streams(folder) if stream is None else [stream]:
         look = DrainLease(folder, each, "look")
         if look.is_held_by_other():
             raise LeaseLost(each, look.holder())
-
-
-_LEASE = ".drain.lease"
-
-
-def _leased_in(folder: str) -> list[str]:
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise BackendUnavailable(f"cannot list {folder}: {error.strerror}") from error
-    return [name.removesuffix(_LEASE) for name in names if name.endswith(_LEASE) and name[0] != "."]
 
 
 def alive_folder() -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from acting_same_pids import kill_all
 from databases import DatabaseEstate
 from pool import Estate, until
 
@@ -58,14 +59,7 @@ def die(estate: Estate, job: str) -> list[int]:
     """A pool is killed, all of it, while it runs the job; its pids, free again."""
     pool = estate.start()
     until(estate.started(job), "the run")
-    pids = pool.tree()
-    for pid in pids:
-        estate.kill(pid)
-    pool.wait()
-    for pid in pids[1:]:  # orphans, and this is their init
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    return pids
+    return kill_all(estate, pool)
 
 
 @contextlib.contextmanager

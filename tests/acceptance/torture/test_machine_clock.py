@@ -46,9 +46,7 @@ def test_a_step_of_the_machines_clock_takes_no_stream_from_its_holder(make_estat
         with clock_set(step):
             end = time.monotonic() + SET_SECONDS
             sent.append(estate.send())
-            while time.monotonic() < end:
-                leases.look()
-                time.sleep(0.005)
+            until(lambda end=end: leases.look() or time.monotonic() >= end, "the moment")
         until(lambda retried=retried: len(estate.runs()[retried]) >= 2, "the retry", patience=5)
         first, second = estate.runs()[retried][:2]
         if step < 0:

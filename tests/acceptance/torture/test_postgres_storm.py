@@ -21,6 +21,8 @@ from pool import Pool, until
 from postgres import Server
 from test_pool_postgres import EVERYBODY, FAULTS, person_at
 
+from queuekit.errors import QueueError
+
 STREAMS = {
     "alone": {"workers": 2, "max_crashes": 1_000_000},
     "shared": {"exclusive": False, "workers": 2, "max_crashes": 1_000_000},
@@ -150,10 +152,14 @@ def test_a_storm_of_troubles_loses_and_doubles_nothing(make_estate_on: Make, dic
 
 def send(estate: DatabaseEstate) -> list[str]:
     """Some jobs, although the server may have to be found again."""
-    while True:
-        with contextlib.suppress(Exception):
+
+    def send_now() -> list[str]:
+        try:
             return estate.send_many(AT_ONCE, list(STREAMS), do="sleep", seconds=0.02)
-        time.sleep(0.05)
+        except QueueError:
+            return []
+
+    return until(send_now, "a server that takes jobs", LONG)
 
 
 @pytest.mark.parametrize("rounds", short_and_long(4, 100))

@@ -7,7 +7,6 @@ with it; the next pool starts on what the disk has, as the first one after a reb
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import itertools
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from children import fork_child
 from databases import DatabaseEstate
 from lengths import short_and_long
 from pool import Estate, suppressed_end, until
@@ -47,7 +47,6 @@ RAISES = b'{"do": "raise", "until": 1}'
 DISCARDS = b'{"do": "discard"}'
 COMMAND = str(Path(sys.executable).with_name("workerpool"))
 STALE_SECONDS = 600
-_libc = ctypes.CDLL(None)
 
 
 def payload_of(dice: random.Random) -> bytes:
@@ -117,14 +116,7 @@ class Site:
 
     def _start_producer(self) -> int:
         seed = self.dice.randrange(2**32)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
-                self._produce(random.Random(seed))
-            finally:
-                os._exit(0)
-        return pid
+        return fork_child(lambda: self._produce(random.Random(seed)), dies_with_us=True)
 
     def _produce(self, dice: random.Random) -> None:
         """Send on and on, single jobs and batches; note what was acknowledged, somewhere else."""
@@ -323,14 +315,7 @@ class Shop:
             site.cut(producers)
 
     def _start(self, seed: int) -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
-                self._send_on_and_on(random.Random(seed))
-            finally:
-                os._exit(0)
-        return pid
+        return fork_child(lambda: self._send_on_and_on(random.Random(seed)), dies_with_us=True)
 
     def _send_on_and_on(self, dice: random.Random) -> None:
         receipts = os.open(self.site.receipts, os.O_WRONLY | os.O_APPEND)

@@ -62,12 +62,11 @@ class TwoPools:
 
     def watch_until(self, fact: Callable[[], bool], what: str, patience: float) -> None:
         """Look on until something is so."""
-        end = time.monotonic() + patience
-        while not fact():
-            assert time.monotonic() < end, f"{what} did not come true within {patience:g} s"
-            self.ends.look()
-            self.leases.look()
-            time.sleep(0.005)
+        until(lambda: fact() or self._look(), what, patience)
+
+    def _look(self) -> None:
+        self.ends.look()
+        self.leases.look()
 
     def work_slowly(self, calls: str, seconds: float) -> list[str]:
         """Some jobs, while the holder's disk is slow; their ids."""

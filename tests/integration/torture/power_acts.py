@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +19,9 @@ from typing import Any
 from power_book import ABSENT, CHECKPOINT, DUE_MS, STREAM, Act, Book, job_of
 
 from queuekit import Completion, JobID, ObservationStatus, QueueKit
+from queuekit.contract import Lease
 from queuekit.job import Delivery
-from queuekit.testing.jobs import EPOCH_MS
+from queuekit.testing.jobs import EPOCH_MS, wait_until
 
 TTL = 0.2
 WELL = (ObservationStatus.DONE, ObservationStatus.DONE_WITH_CONCERNS, ObservationStatus.NEEDS_CONTEXT)
@@ -65,10 +65,7 @@ class Worker:
             self._send("send again", id)
 
     def _acquire(self) -> None:
-        end = time.monotonic() + 10
-        while not self.lease.try_acquire():
-            assert time.monotonic() < end, "a dead holder's lease is not to be had"
-            time.sleep(0.01)
+        take_over(self.lease)
         assert self.lease.fence > self.book.fence, f"take-over {self.lease.fence} comes after {self.book.fence}"
 
     # -- acts: each returns False when there is nothing that it could be about
@@ -282,6 +279,11 @@ ACTS = (
 )
 WEIGHTS = {"send_many": 1, "claim": 8, "complete_batch": 8}
 """How often an act comes at random; 4 where nothing is said. Enough is claimed and ended that no backlog grows."""
+
+
+def take_over(lease: Lease) -> None:
+    """A dead holder's lease is to be had soon."""
+    wait_until(lease.try_acquire)
 
 
 def work(store: str, durability: str, book: Book, serial: int, seed: int, acts: int, last: str, pipe: int) -> None:

@@ -8,7 +8,6 @@ to cut; now and then a next holder works off everything, and a new store is made
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import fork_child
 from lengths import short_and_long
-from power_acts import ACTS, work
+from power_acts import ACTS, take_over, work
 from power_book import STREAM, Act, Book, left_over, observed
 from power_disk import PowerDisk, power_disk
 
@@ -48,8 +48,6 @@ EPOCH = 10
 """Cuts of one store before it is worked off and a new one is made."""
 NORMAL = {"tmp-stale", "alive-dead", "no-record", "dossier-alone", "due-far"}
 """What fsck may find in a store that was worked off: what is swept later, prunes cut off, jobs that are due in 2096."""
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 @pytest.fixture
@@ -159,10 +157,7 @@ class Store:
         """As a next holder: everything that has not ended is delivered and ends, nothing else; fsck is content."""
         with QueueKit.open(self.url) as queue:
             lease = queue.lease(STREAM, 0.2)
-            end = time.monotonic() + 10
-            while not lease.try_acquire():
-                assert time.monotonic() < end, "a dead holder's lease is not to be had"
-                time.sleep(0.01)
+            take_over(lease)
             queue.reclaim_in_flight(STREAM, lease=lease)
             queue.backend.finish_intents(STREAM, lease=lease)
             self._deliver_all(queue, lease)
@@ -186,13 +181,7 @@ class Store:
 def start(act: Callable[[int], None]) -> tuple[int, int]:
     """Do this in a child that dies with this process; its pid, and the pipe whose other end `act` gets."""
     read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            act(write)
-        finally:
-            os._exit(1)
+    pid = fork_child(lambda: act(write), dies_with_us=True)
     os.close(write)
     return pid, read
 

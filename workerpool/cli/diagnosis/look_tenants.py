@@ -10,14 +10,13 @@ import os
 import time
 
 from queuekit import BackendUnavailable
-from queuekit.lease import FOLDER, Record
+from queuekit.lease import FOLDER, SUFFIX, Record
 from queuekit.locks import Life, life_of
 from workerpool.cli.diagnosis.tenants import Lease, Pool
 from workerpool.cli.pools import read_pools
 from workerpool.config import PoolConfig
 from workerpool.locations import board_directory
 
-_SUFFIX = ".drain.lease"
 _BYTES = 4096
 
 
@@ -38,7 +37,7 @@ def look_at_pools(config: PoolConfig) -> tuple[Pool, ...]:
 def look_at_lease_files(folder: str) -> tuple[Lease, ...]:
     """The leases that are files in `folder`; raises `BackendUnavailable` when it cannot be listed."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX) and not name.startswith("."))
+        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX) and not name.startswith("."))
     except OSError as error:
         raise BackendUnavailable(f"cannot list {folder}: {error.strerror}") from error
     found = []
@@ -46,7 +45,7 @@ def look_at_lease_files(folder: str) -> tuple[Lease, ...]:
         record = _record(os.path.join(folder, name))
         if record is not None:
             age = time.time() - record.at if math.isfinite(record.at) else None
-            found.append(lease_of(name.removesuffix(_SUFFIX), record.owner, age, os.path.join(folder, FOLDER)))
+            found.append(lease_of(name.removesuffix(SUFFIX), record.owner, age, os.path.join(folder, FOLDER)))
     return tuple(found)
 
 

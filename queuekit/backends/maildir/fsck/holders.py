@@ -11,12 +11,12 @@ from queuekit import lease as leases
 from queuekit.backends.maildir import layout
 from queuekit.backends.maildir.fsck.finding import Finding, finding
 from queuekit.backends.maildir.fsck.jobs import lock_held
-from queuekit.backends.maildir.fsck.look import LEASE_SUFFIX, Look, life_of_owner, locked, read_small
+from queuekit.backends.maildir.fsck.look import Look, life_of_owner, locked, read_small
 from queuekit.errors import BackendUnavailable
-from queuekit.lease import Record
+from queuekit.lease import SUFFIX, Record
 from queuekit.locks import Life
 
-_TMP_MARK = f"{LEASE_SUFFIX}.tmp."
+_TMP_MARK = f"{SUFFIX}.tmp."
 _SECOND_LOOK_SECONDS = 0.02  # longer than it takes to lock a file that was just made
 
 
@@ -25,8 +25,8 @@ def check(look: Look) -> Iterator[Finding]:
     root = look.root
     names = sorted(os.listdir(root))
     for name in names:
-        if name.endswith(LEASE_SUFFIX) and not name.startswith("."):
-            yield from _under_lock(look, name.removesuffix(LEASE_SUFFIX), name, _lease)
+        if name.endswith(SUFFIX) and not name.startswith("."):
+            yield from _under_lock(look, name.removesuffix(SUFFIX), name, _lease)
     folder = os.path.join(root, leases.FOLDER)
     private = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     for name in private:
@@ -113,5 +113,5 @@ def is_dead(root: str, owner: str) -> bool:
 
 def named(root: str) -> set[str]:
     """The owners that leases name."""
-    names = [name for name in os.listdir(root) if name.endswith(LEASE_SUFFIX) and not name.startswith(".")]
+    names = [name for name in os.listdir(root) if name.endswith(SUFFIX) and not name.startswith(".")]
     return {(read_small(os.path.join(root, name)) or b"").decode(errors="replace").split("\n")[0] for name in names}

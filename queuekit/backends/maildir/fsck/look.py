@@ -22,7 +22,7 @@ from queuekit.clock import ProcessClock
 from queuekit.errors import BackendUnavailable, DecodingFailed, InvalidIdentifier
 from queuekit.ids import check_identifier, safe_stream
 from queuekit.job import Job
-from queuekit.lease import Record, Verdict, judge
+from queuekit.lease import SUFFIX, Record, Verdict, judge
 from queuekit.locks import Life, life_of
 from queuekit.wire import decode_job
 
@@ -36,7 +36,6 @@ FOLDERS = {  # attribute of a mount -> folder below the root
     "dossiers": layout.DOSSIERS,
     "checkpoints": layout.CHECKPOINTS,
 }
-LEASE_SUFFIX = ".drain.lease"
 _LARGEST_LEASE = 4096
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # missing, a file, a link: `foundation` says so
 
@@ -207,7 +206,7 @@ def _lock_path(mount: Mount, stream: str) -> str:
 
 def leased(mount: Mount, stream: str, ttl: float) -> bool:
     """Whether somebody holds the stream's lease and is not stale. Under the stream's lock."""
-    content = read_small(os.path.join(mount.root, f"{safe_stream(stream)}{LEASE_SUFFIX}"))
+    content = read_small(os.path.join(mount.root, f"{safe_stream(stream)}{SUFFIX}"))
     record = Record.decode(content) if content is not None else None
     life = life_of_owner(mount.root, record.owner) if record else Life.UNKNOWN
     return judge(content, owner="", now=time.time(), ttl=ttl, life=life, unchanged=0) is Verdict.FRESH
