@@ -48,6 +48,7 @@ class TakingOver:
             self._desk.taken_over = True
             self._desk.row.set(held_ms=now_ms())
             self._sweep()
+            self._tell_of_a_move()
 
     def follow(self, now: float) -> None:
         """Take over from a consumer of a shared stream that has died on this host; raises `LeaseLost`."""
@@ -93,8 +94,6 @@ class TakingOver:
         else:
             _log.info("stream %s is worked here from now on", desk.stream)
         desk.backend.finish_intents(desk.stream, lease=desk.lease)
-        if half_moved := unfinished(desk.backend):
-            _log.warning("%s", half_moved)
         self._arrivals.open(now)
 
     def _sweep(self) -> None:
@@ -102,6 +101,16 @@ class TakingOver:
             self._desk.row.board.sweep_predecessors()
         except OSError as error:
             _log.warning("what dead pools have left on their boards stays there: %s", error)
+
+    def _tell_of_a_move(self) -> None:
+        """That jobs are out of sight, if some are; nothing of the work waits for that."""
+        try:
+            half_moved = unfinished(self._desk.backend)
+        except STORE_ERRORS as error:
+            _log.warning("whether a move of jobs is not finished cannot be told: %s", error)
+            return
+        if half_moved:
+            _log.warning("%s", half_moved)
 
     def _charge(self, owner: str) -> None:
         """Kill what the dead one's workers left, and charge the jobs that they were running."""

@@ -461,6 +461,25 @@ def test_a_broken_handler_in_standby_is_no_fork_storm(stage):
     assert starts == 1
 
 
+def test_a_take_over_tells_of_jobs_that_a_move_keeps_out_of_sight(stage, caplog):
+    store = MemoryStore()
+    mover = MemoryBackend(store=store)
+    mover.write(make_job("hidden"))
+    mover.transfer().hide(list(mover.transfer().whole()), leases={})
+    stage(store=store).open()
+    assert "jobs are out of sight" in caplog.text
+
+
+def test_a_move_that_cannot_be_looked_at_keeps_no_job_waiting(stage, caplog):
+    backend = Faulty()
+    backend.faults["transfer"] = BackendUnavailable("no access")
+    it = stage(backend=backend)
+    it.send("a")
+    it.open()
+    assert it.in_flight() == ["a"]
+    assert "cannot be told: the queue is not available: no access" in caplog.text
+
+
 def test_a_take_over_that_fails_is_tried_again_and_nothing_is_claimed_before(stage):
     backend = Faulty()
     it = stage(backend=backend)
